@@ -144,7 +144,7 @@ def _apart(tokens: int) -> None:
 
 
 def _sent(method: Method, tokens: int) -> int:
-    """On a rank: take a step of its piece of so many tokens -> the bytes that it has sent for the layers."""
+    """On a rank: take a step of its shard of so many tokens -> the bytes that it has sent for the layers."""
     model, mesh = _shared[method]
     assert model.context_parallel is not None
     before = model.context_parallel.ranks.bytes_sent
@@ -153,7 +153,7 @@ def _sent(method: Method, tokens: int) -> int:
 
 
 def _step(model: Decoder, tokens: int, mesh: DeviceMesh | None = None) -> None:
-    """Forward and backward of a sequence, or of this rank's piece of it."""
+    """Forward and backward of a sequence, or of this rank's shard of it."""
     text = torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
     before = model.shift(text)
     if mesh is not None:

@@ -85,7 +85,7 @@ class Training:
         self.optimizer.step()
 
     def gradients(self, sequences: int, length: int) -> None:
-        """Forward and backward of sequences of so many tokens; by context, of this rank's piece of them."""
+        """Forward and backward of sequences of so many tokens; by context, of this rank's shard of them."""
         generator = torch.Generator().manual_seed(0)
         text = torch.randint(0, VOCABULARY, (sequences, length), generator=generator)
         before, total = self.model.shift(text), text.numel()

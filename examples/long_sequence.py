@@ -1,9 +1,9 @@
-"""Trains on one text that no single process reads whole: every process has a piece of it.
+"""Trains on one text that no single process reads whole: every process has a shard of it.
 
 torchrun --nproc-per-node 2 examples/long_sequence.py --text FILE --tokens 8192
 
 Started by itself it is one process with the whole text, and prints the same losses. Without --text it reads
-this file. The gradients are exact, not cut where a piece ends: the layers hand their states from process to
+this file. The gradients are exact, not cut where a shard ends: the layers hand their states from process to
 process.
 """
 

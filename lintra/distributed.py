@@ -1,4 +1,4 @@
-"""Context parallelism: one sequence over several processes of torch.distributed, each with a piece of it.
+"""Context parallelism: one sequence over several processes of torch.distributed, each with a shard of it.
 
 mesh = init_device_mesh("cpu", (2,))                      under torchrun
 context_parallel(model, mesh)
@@ -38,15 +38,15 @@ Module = TypeVar("Module", bound=nn.Module)
 def context_parallel(
     model: Module, mesh: "DeviceMesh", *, method: Literal["auto", "relay", "scan"] = "auto"
 ) -> Module:
-    """Have a model's `forward` take, on each rank of a mesh of one axis, that rank's piece of every sequence.
+    """Have a model's `forward` take, on each rank of a mesh of one axis, that rank's shard of every sequence.
 
     Changes `model` in place, a `Decoder` or a module of one's own around `AttentionLayer`, and returns it.
-    The result is that of one process with whole sequences. Pieces come from `shard`, of tokens, targets and
+    The result is that of one process with whole sequences. Shards come from `shard`, of tokens, targets and
     masks alike, or for packed batches from `shard_packed`; losses are then sums over the tokens of a rank,
-    and `reduce_gradients` adds what the ranks have. `model.extend` and generation stay as they were; pieces
+    and `reduce_gradients` adds what the ranks have. `model.extend` and generation stay as they were; shards
     behind a state go through `extend` of this module.
     method: "relay" hands states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
-    "scan" has all ranks exchange what they find of their pieces (`lintra.ops.sequence_shard`), where a
+    "scan" has all ranks exchange what they find of their shards (`lintra.ops.sequence_shard`), where a
     mechanism can; "auto" takes what is predicted to be faster, which `explain` shows.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
@@ -83,7 +83,7 @@ def explain(
     method: Literal["auto", "relay", "scan"] = "auto",
     machine: Machine | None = None,
 ) -> list[Choice]:
-    """Return how each layer of a model would get what stands before a rank's piece, and why.
+    """Return how each layer of a model would get what stands before a rank's shard, and why.
 
     For `rows` sequences of `tokens` over so many ranks; no process is started. machine: speeds to predict
     with, by default rough ones of the model's device. Raises ValueError as `context_parallel` and `shard`
@@ -104,17 +104,17 @@ def extend(
     mask: Bool[Tensor, "b t"] | None = None,
     **extra: Tensor,
 ) -> tuple[Tensor, State]:
-    """Return what `model.extend` gives for this rank's piece x [b t ...] of sequences behind a state, and the
-    state after all pieces, on every rank.
+    """Return what `model.extend` gives for this rank's shard x [b t ...] of sequences behind a state, and the
+    state after all shards, on every rank.
 
     model: of `context_parallel`; one of one's own has a method `extend(x, state, mask=...)` that calls those
-    of its layers, and takes None for the state before any token. state: before the first piece (None: before
-    any token); that of rank 0 counts, and other ranks may leave it out. mask and extra are pieces, too.
+    of its layers, and takes None for the state before any token. state: before the first shard (None: before
+    any token); that of rank 0 counts, and other ranks may leave it out. mask and extra are shards, too.
     Layers hand states from rank to rank, whatever the method of `forward`. Gradients reach the state on
     rank 0; a rank must have y or the next state in its loss for the others to go on, and PyTorch refuses to
     change either in place before the backward.
-    Every rank must call this. Raises ValueError on all of them for a state, a piece or a mask that does not
-    fit on one, pieces of different batches, and more tokens than the model has positions.
+    Every rank must call this. Raises ValueError on all of them for a state, a shard or a mask that does not
+    fit on one, shards of different batches, and more tokens than the model has positions.
     """
     found = (getattr(x, "context_parallel", None) for x in model.modules())
     context = next((x for x in found if x is not None), None)
@@ -129,7 +129,7 @@ def extend(
 
 
 def shard(x: Tensor, mesh: "DeviceMesh") -> Tensor:
-    """Return this rank's piece of a whole tensor [b t ...] along the time.
+    """Return this rank's shard of a whole tensor [b t ...] along the time.
 
     The first ranks get one token more where their number does not divide the length. Raises ValueError for
     fewer tokens than ranks."""
@@ -138,7 +138,7 @@ def shard(x: Tensor, mesh: "DeviceMesh") -> Tensor:
 
 
 def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layout:
-    """Return the layout of this rank's piece of a packed batch [1 t ...], which models take for `cu_seqlens`.
+    """Return the layout of this rank's shard of a packed batch [1 t ...], which models take for `cu_seqlens`.
 
     The first of its sequences may have begun on an earlier rank. Raises ValueError as `shard` does, and
     unless cu_seqlens is [n+1], from 0 without decreasing."""
@@ -155,7 +155,7 @@ def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layou
 
 
 def gather(x: Tensor, mesh: "DeviceMesh") -> Tensor:
-    """Return the pieces [b t ...] of all ranks as one tensor, on every rank. No gradient passes."""
+    """Return the shards [b t ...] of all ranks as one tensor, on every rank. No gradient passes."""
     group = mesh.get_group()
     x = x.detach().transpose(0, 1).contiguous()
     length = torch.tensor([x.shape[0]], device=x.device)
@@ -182,7 +182,7 @@ def reduce_gradients(model: nn.Module, mesh: "DeviceMesh") -> None:
 
 
 def _bounds(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
-    """Return where this rank's piece begins and ends."""
+    """Return where this rank's shard begins and ends."""
     ranks, rank = mesh.size(), mesh.get_local_rank()
     if length < ranks:
         raise ValueError(f"a sequence needs a token for each of {ranks} ranks, got {length}")
@@ -192,13 +192,13 @@ def _bounds(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
 
 
 def _parts(model: nn.Module) -> list[AttentionLayer | Decoder]:
-    """The parts of a model that know pieces. Raises ValueError for a model that cannot be made parallel."""
+    """The parts of a model that know shards. Raises ValueError for a model that cannot be made parallel."""
     networks = [x for x in model.modules() if isinstance(x, TransformerBase)]
     others = [x for x in networks if x is not model or type(x) is not Decoder]
     if others:
         raise ValueError(
             f"model must be a Decoder or a module around AttentionLayer, got {type(model).__name__}: "
-            f"{type(others[0]).__name__} does not know where the piece of a sequence begins"
+            f"{type(others[0]).__name__} does not know where the shard of a sequence begins"
         )
     for name, module in model.named_modules():
         if isinstance(module, Attention):
@@ -229,9 +229,9 @@ def _check_shards(
     mask: Tensor | None,
     extra: dict[str, Tensor],
 ) -> None:
-    """Raise ValueError, on all ranks, unless they have pieces that the model can extend the state by.
+    """Raise ValueError, on all ranks, unless they have shards that the model can extend the state by.
 
-    A piece without tokens is what each rank tries alone: it is refused for whatever does not fit."""
+    A shard without tokens is what each rank tries alone: it is refused for whatever does not fit."""
     counts, problem, cause = [], None, None
     try:
         layout = Layout.of("x", x, mask)
@@ -251,7 +251,7 @@ def _check_shards(
             raise ValueError(f"rank {rank} cannot extend the state: {told}") from cause
     if len({len(each) for _, each in found}) > 1:
         rows = ", ".join(f"{len(each)} on rank {rank}" for rank, (_, each) in enumerate(found))
-        raise ValueError(f"all ranks must have pieces of the same sequences, got {rows}")
+        raise ValueError(f"all ranks must have shards of the same sequences, got {rows}")
     _check_reach(model, max((sum(row) for row in zip(*(each for _, each in found), strict=True)), default=0))
 
 

@@ -121,7 +121,7 @@ def run(
 
 
 def _free(device: str) -> int:
-    """The free bytes of a device; half of a CPU's memory where the system does not say."""
+    """Return the free bytes of a device; half of the machine's memory where the system does not say."""
     free = available(torch.device(device))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if free is None else free
 

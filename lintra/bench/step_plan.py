@@ -1,7 +1,7 @@
 """Plans by which several ranks share a training step.
 
 Ranks stand in a grid: `data` of them have different sequences, and of each of these `context` have the
-pieces of the same ones. Parameters, gradients and moments are sharded over `shard` ranks, and gradients are
+shards of the same ones. Parameters, gradients and moments are sharded over `shard` ranks, and gradients are
 added up over the rest:
 
     DDP     shard = 1    gradients are reduced during the backward
@@ -9,8 +9,8 @@ added up over the rest:
                          it, and its gradients are scattered
     relay   context > 1  a layer's state goes from rank to rank (`lintra.nn.relay`): L layers on R ranks take
                          (L + R - 1) / L times as long
-    scan    context > 1  pieces are joined in log2 R steps; ranks between two others take one more pass, for
-                         what their pieces do to a state
+    scan    context > 1  shards are joined in log2 R steps; ranks between two others take one more pass, for
+                         what their shards do to a state
     ring    context > 1  softmax: keys and values go round in R steps, beside attention to the ones before
                          (Liu et al. 2023, arXiv:2310.01889), all ranks with as much to do
                          (Brandon et al. 2023, arXiv:2311.09431)
@@ -28,7 +28,7 @@ from lintra.bench.machines import Group
 from lintra.bench.step_work import Mechanism
 
 Exchange = Literal["relay", "scan", "ring"]
-LEAST = 64  # tokens of a piece
+LEAST = 64  # tokens of a shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Plan:
     """Division of a training step among ranks."""
 
     data: int = 1  # ranks with different sequences
-    context: int = 1  # ranks with pieces of the same ones
+    context: int = 1  # ranks with shards of the same ones
     shard: int = 1  # ranks that share parameters, gradients and moments
-    exchange: Exchange | None = None  # of the pieces
+    exchange: Exchange | None = None  # of the shards
     accumulate: int = 1  # forward and backward passes of a step, one after the other
 
     def __post_init__(self):
@@ -69,7 +69,7 @@ def plans(strategy: str, ranks: int, length: int, sequences: int) -> Iterator[Pl
     """Yield the plans of a strategy, those in powers of 2: "DDP", "FSDP2", "relay", "scan", "ring", or
     "FSDP2 x relay" and so on, in which parameters are sharded and the context has several ranks.
 
-    None where there are fewer sequences than ranks of the data, or fewer than LEAST tokens to a piece."""
+    None where there are fewer sequences than ranks of the data, or fewer than LEAST tokens to a shard."""
     shards = strategy.startswith("FSDP2")
     name = strategy.removeprefix("FSDP2").removeprefix(" x ").removeprefix("DDP")
     exchange = cast("Exchange | None", name or None)

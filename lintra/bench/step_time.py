@@ -35,7 +35,7 @@ class Step:
 
     @property
     def own_sequences(self) -> int:
-        """Sequences of which a rank has a piece in one pass."""
+        """Sequences of which a rank has a shard in one pass."""
         return self.sequences // self.plan.data // self.plan.accumulate
 
     @property
@@ -72,7 +72,7 @@ class Step:
 
     @property
     def memory(self) -> float:
-        """Bytes of a rank: what the optimizer has, whole blocks, activations, and of a ring two pieces of
+        """Bytes of a rank: what the optimizer has, whole blocks, activations, and of a ring two shards of
         keys and values on their way, and their gradients."""
         work, plan = self.work, self.plan
         held = work.optimizer_bytes(plan.shard, self.bytes)
@@ -99,7 +99,7 @@ class Step:
         return sent + 2 * self.machine.sent(scattered / self.plan.shard, self.plan.replicas)
 
     def _exchanged(self) -> tuple[float, float]:
-        """Return the bytes that a rank sends for its piece in a layer of a pass, forward and backward."""
+        """Return the bytes that a rank sends for its shard in a layer of a pass, forward and backward."""
         plan, work, n = self.plan, self.work, self.own_sequences
         state = work.state_bytes(n)
         if plan.exchange == "relay":
@@ -109,8 +109,8 @@ class Step:
             transition = work.transition_bytes(n, self.bytes) if self._between else 0
             return steps * (state.forward + transition), steps * (state.backward + transition)
         if plan.exchange == "ring":
-            piece = (plan.context - 1) * work.keys_bytes(self.tokens, self.bytes)
-            return (2 if self.recompute else 1) * piece, 2 * piece
+            shard = (plan.context - 1) * work.keys_bytes(self.tokens, self.bytes)
+            return (2 if self.recompute else 1) * shard, 2 * shard
         return 0.0, 0.0
 
     # What it takes.
@@ -196,12 +196,12 @@ class Step:
 
     @property
     def _between(self) -> bool:
-        """Return whether any rank has others on both sides: it alone needs what its piece does to a state."""
+        """Return whether any rank has others on both sides: it alone needs what its shard does to a state."""
         return self.plan.context > 2
 
     def _scan(self) -> tuple[float, float]:
-        """Return the seconds that a scan over ranks adds, forward and backward: a pass for what a piece does
-        to a state, on ranks between two others, then log2 R times a message and joining two pieces. Steps
+        """Return the seconds that a scan over ranks adds, forward and backward: a pass for what a shard does
+        to a state, on ranks between two others, then log2 R times a message and joining two shards. Steps
         that leave a node come last. The pass is computed again with its block; what was exchanged is kept."""
         n, machine, slow = self.own_sequences, self.machine, self.machine.slowdown(self.plan.ranks)
         work, state = self.work, self.work.state_bytes(n)
@@ -219,17 +219,17 @@ class Step:
         return found[0], found[1]
 
     def _ring(self, forward: float, backward: float) -> tuple[float, float]:
-        """Return the seconds of a block whose keys and values go round: each of R steps attends to a piece
+        """Return the seconds of a block whose keys and values go round: each of R steps attends to a shard
         while the next is on its way; backward their gradients go with them."""
         ranks, machine = self.plan.context, self.machine
         slow = machine.slowdown(self.plan.ranks) / machine.operations
         attended = self.work.attention_operations(self.tokens, self.length)
-        piece = self.work.keys_bytes(self.tokens, self.bytes)
+        shard = self.work.keys_bytes(self.tokens, self.bytes)
         found = []
         again = attended.forward if self.recompute else 0.0
         for whole, operations, sent in (
-            (forward, attended.forward, piece),
-            (backward, attended.backward + again, (3 if self.recompute else 2) * piece),
+            (forward, attended.forward, shard),
+            (backward, attended.backward + again, (3 if self.recompute else 2) * shard),
         ):
             attend = slow * operations
             hop = machine.send_seconds(sent, min(ranks - 1, machine.node))  # the slowest link of the ring

@@ -127,7 +127,7 @@ class Work:
         return self._recurrence_operations(tokens, length, a.out_heads, a.value_dim)
 
     def state_operations(self, tokens: int, length: int) -> Passes:
-        """Return the operations of the pass that finds what a piece does to a state, and of its backward.
+        """Return the operations of the pass that finds what a shard does to a state, and of its backward.
 
         The sum: 2 f e a token and state. The delta rule runs once more, from states that are wider by f: the
         transition is found beside them."""
@@ -174,14 +174,14 @@ class Work:
         )
 
     def transition_bytes(self, sequences: int, bytes: Bytes) -> int:
-        """Return the bytes of what a piece does to the state before it: of the sum nothing, of the delta rule
+        """Return the bytes of what a shard does to the state before it: of the sum nothing, of the delta rule
         the f x f matrix of each state."""
         if self.mechanism != "delta":
             return 0
         return sequences * self.states * self.features**2 * bytes.state
 
     def combine_operations(self, sequences: int) -> float:
-        """Return the operations of joining two pieces, their states and transitions: 2 f f (f + e) a
+        """Return the operations of joining two shards, their states and transitions: 2 f f (f + e) a
         state."""
         if self.mechanism != "delta":
             return 0.0

@@ -41,8 +41,8 @@ def choose_extend(model: Decoder, tokens: Tensor, state: State, steps: int) -> E
 
 def can_replay(model: Decoder) -> bool:
     """Return whether the model is on a CUDA device, no state in it grows, and no hook runs at each token."""
-    hooks = any(has_hooks(module) for module in model.modules())
-    return reference_param(model).is_cuda and has_constant_state(model) and not hooks
+    on_gpu = reference_param(model).is_cuda
+    return on_gpu and has_constant_state(model) and not any(map(has_hooks, model.modules()))
 
 
 def has_constant_state(model: Decoder) -> bool:

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from lintra.hf.base import LintraPreTrainedModel, layout_of
 from lintra.hf.cache import LintraCache
 from lintra.hf.config import LintraConfig
-from lintra.hf.offload import onloaded
+from lintra.hf.offload import extending, is_offloaded, onloaded
 from lintra.models import decoder
 
 
@@ -60,15 +60,16 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             lookahead = any(block.attn.attention.can.lookahead for block in self.model.blocks)
             wanted = not (self.training or lookahead) and labels is packed is None
             use_cache = self.config.use_cache and wanted
+        offloaded = is_offloaded(self)
         if use_cache or cache is not None:
             cache = LintraCache() if cache is None else cache
-            with onloaded(self._offloaded(extending=True)):
+            with onloaded(extending(self.model) if offloaded else ()):
                 hidden, state = self.model.extend(input_ids, cache.state, mask=mask)
             if use_cache:
                 cache.state, cache.length = state, cache.length + input_ids.shape[1]
         else:
             hidden = self.model(input_ids, **layout)
-        with onloaded(self._offloaded(extending=False)):
+        with onloaded([self.get_input_embeddings()] if offloaded and self.config.tie_word_embeddings else ()):
             logits = self.lm_head(_kept(hidden, mask, logits_to_keep))
         if self.config.output["name"] != "Logits":
             logits = self.model.output.log_probs(logits)
@@ -82,14 +83,6 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
                 labels = labels.masked_fill(~mask.roll(1, 1), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
-
-    def _offloaded(self, *, extending: bool) -> list[nn.Module]:
-        """Return what accelerate may have offloaded and `extend`, or the head, reads without a call of it."""
-        if not hasattr(self, "hf_device_map"):
-            return []
-        if extending:
-            return [module for module in self.model.modules() if hasattr(module, "extend")]
-        return [self.get_input_embeddings()] if self.config.tie_word_embeddings else []
 
     def resize_token_embeddings(self, *args: Any, **options: Any) -> Any:
         table = super().resize_token_embeddings(*args, **options)

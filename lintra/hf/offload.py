@@ -1,10 +1,27 @@
 """Weights that accelerate offloads, for what reads them outside a call of their module."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 from torch import nn
+
+from lintra.attention import Attention
+from lintra.models import Decoder
+from lintra.nn import AttentionLayer, Block
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Return whether accelerate keeps weights of a model on disk or in memory between calls."""
+    places = getattr(model, "hf_device_map", None)
+    if places is None:
+        return hasattr(model, "_hf_hook")
+    return not {"disk", "cpu"}.isdisjoint(places.values())
+
+
+def extending(model: Decoder) -> Iterator[nn.Module]:
+    """Yield the parts of a model that `extend` goes through without a call of their forward."""
+    return (x for x in model.modules() if isinstance(x, Decoder | Block | AttentionLayer | Attention))
 
 
 @contextmanager
@@ -13,13 +30,9 @@ def onloaded(modules: Iterable[nn.Module]) -> Iterator[None]:
 
     Hooks of accelerate bring weights from disk or memory for a call of `forward` alone, between two of which
     they are on the device "meta"; `extend` is none."""
-    hooks: list[tuple[nn.Module, Any]] = [
-        (module, module._hf_hook) for module in modules if hasattr(module, "_hf_hook")
-    ]
-    for module, hook in hooks:
-        hook.pre_forward(module)
-    try:
+    with ExitStack() as stack:
+        for module in modules:
+            if (hook := cast("Any", getattr(module, "_hf_hook", None))) is not None:
+                stack.callback(hook.post_forward, module, None)
+                hook.pre_forward(module)
         yield
-    finally:
-        for module, hook in hooks:
-            hook.post_forward(module, None)

@@ -25,7 +25,7 @@ from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
-from lintra.nn.parameters import is_fsdp, reference_param
+from lintra.nn.parameters import hooked, is_fsdp, reference_param
 from lintra.ops import checks
 from lintra.ops.history import look_back
 from lintra.ops.layout import CuSeqlens, Layout
@@ -161,7 +161,8 @@ class Decoder(TransformerBase):
                 )
 
             def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
-                return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))
+                extend = hooked(block, "extend")
+                return cast("Any", run(extend, x[:, places], state, layout=layout.after(state.seen)))
 
             return context.relay.run(block.start, layout, behind)[0]
 

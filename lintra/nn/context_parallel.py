@@ -90,7 +90,7 @@ class ContextParallel:
     def exchange(self, layout: Layout, forward: Callable[[Layout, slice], Tensor]) -> Tensor:
         """Return y [b t ...] of a shard: `forward` takes a layout with a shard, or without, and its tokens.
 
-        Of a packed batch the last sequence runs first, because others wait for what it leaves."""
+        Of a packed batch the last sequence runs first, because others wait for what it sends."""
         shard = layout.shard
         assert shard is not None
         if not layout.packed:

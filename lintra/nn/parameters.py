@@ -1,4 +1,4 @@
-"""Layers that may replace a projection: with low-rank terms added, of 8 bits, with hooks, of sharded weights.
+"""Parameters and hooks of layers, which may have been replaced: with low-rank terms, of 8 bits, sharded.
 
 Code that reads a layer's weight instead of calling the layer bypasses them.
 """
@@ -27,7 +27,8 @@ def hooked(module: nn.Module, name: str) -> Callable[..., Any]:
     returns the next state too, or `cross_attend`. The state is its last positional argument.
 
     Where the module has forward hooks they run around it as around `forward`: they get the tensors of the
-    call without the state, and the output without the next one, either of which they may replace."""
+    call without the state, and the output without the next one, either of which they may replace. A `forward`
+    that was replaced, backward hooks and global hooks are not run."""
     method = getattr(module, name)
     if not (module._forward_hooks or module._forward_pre_hooks):
         return method
@@ -86,5 +87,5 @@ def fsdp_modules(model: nn.Module) -> Iterator["FSDPModule"]:
 
 
 def is_fsdp(model: nn.Module) -> bool:
-    """Return whether FSDP2 gathers weights of a model, for which no rank may wait for another."""
+    """Return whether FSDP2 gathers weights of a model: its ranks must not wait for each other."""
     return next(fsdp_modules(model), None) is not None

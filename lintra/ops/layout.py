@@ -98,7 +98,7 @@ class Layout:
         """Return the layout of x.flip(1), in which each sequence is read from its end. Raises ValueError
         behind tokens that were seen."""
         if self.seen is not None or self.shard is not None:
-            raise ValueError("a sequence is read from its end as a whole, not behind a state or in pieces")
+            raise ValueError("a sequence is read from its end as a whole, not behind a state or in shards")
         return self._once(self._laid, "reversed", self._reversed)
 
     def _reversed(self) -> "Layout":

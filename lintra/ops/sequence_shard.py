@@ -64,7 +64,7 @@ class SequenceShard:
         ranks.release_sent()
         if len({rows for rows, *_ in found}) > 1:
             raise ValueError(
-                "all ranks must have pieces of the same sequences, got "
+                "all ranks must have shards of the same sequences, got "
                 + ", ".join(f"{x[0]} on rank {i}" for i, x in enumerate(found))
             )
         if len({bool(x[3]) for x in found}) > 1:

@@ -8,7 +8,7 @@ State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its
 
 
 def map_state(function: Any, state: State, *others: State) -> State:
-    """A state of the same form with `function` applied to every tensor, as in `map`.
+    """Return a state of the same form with `function` applied to every tensor, as in `map`.
 
     `map_state(lambda x: x[index], state)` reorders the batch (beam search); `x.detach()`, `x.to(device)` and
     `x.clone()` go the same way.
@@ -20,7 +20,7 @@ def map_state(function: Any, state: State, *others: State) -> State:
 
 
 def leaves(state: State) -> list[Tensor]:
-    """The tensors of a state, in their order."""
+    """Return the tensors of a state, in their order."""
     found: list[Tensor] = []
     map_state(lambda x: found.append(x) or x, state)
     return found

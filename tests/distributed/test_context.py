@@ -334,7 +334,7 @@ class Bare(nn.Module):
         (of_other_methods, [], r"the model must be the same on all ranks, but on \[1\] it is not"),
         (of_no_method, [], "method must be 'auto', 'relay' or 'scan', got 'ring'"),
         *(
-            (of_other_batches, [model, inputs, method], "pieces of the same sequences, got 2 on rank 0, 3 on")
+            (of_other_batches, [model, inputs, method], "shards of the same sequences, got 2 on rank 0, 3 on")
             for model, inputs in (
                 (build(linear.Config()), draw(3)),
                 (Network(), torch.zeros(3, 8, 8).double()),
@@ -495,3 +495,19 @@ def copied_on_rank(batch):
 def test_a_copy_of_a_model_has_its_pieces_on_the_same_ranks(two_ranks):
     for before, after in two_ranks.call(copied_on_rank, draw()):
         assert torch.equal(before, after)
+
+
+def hooked_on_rank(batch):
+    model = build(linear.Config(), checkpoint_blocks=True)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    context_parallel(model, mesh, method="relay")
+    model.blocks[0].register_forward_hook(lambda module, inputs, y: 2 * y)
+    return model(shard(batch, mesh)).detach()
+
+
+def test_forward_hooks_of_blocks_that_wait_for_a_state(two_ranks):
+    model = build(linear.Config())
+    model.blocks[0].register_forward_hook(lambda module, inputs, y: 2 * y)
+    batch = torch.randint(0, N, (2, TIME))
+    found = torch.cat(two_ranks.call(hooked_on_rank, batch), 1)
+    assert_close(found, model(batch).detach(), rtol=1e-10, atol=1e-10)

@@ -283,7 +283,7 @@ FIVE = map_state(torch.Tensor.detach, LEARNED.extend(draw(2, 5))[1])
             "rank 0 .* state must be a DecoderState, got AttentionLayerState",
         ),
         (bad(states=[first_layer(STATE, seen=torch.zeros(1)), None]), "rank 0 .* state is of 1 sequences"),
-        (bad(pieces=[draw(2, 6), draw(3, 6)]), "pieces of the same sequences, got 2 on rank 0, 3 on rank 1"),
+        (bad(pieces=[draw(2, 6), draw(3, 6)]), "shards of the same sequences, got 2 on rank 0, 3 on rank 1"),
         (bad(pieces=[draw(2, 6), draw(2, 6) + N]), "rank 1 .* tokens must be between 0 and 11"),
         (bad(pieces=[draw(2, 6), draw(2, 6).float()]), "rank 1 .* tokens"),
         (bad(masks=[None, torch.ones(2, 5, dtype=torch.bool)]), r"rank 1 .* mask must be \[b=2 t=6\]"),

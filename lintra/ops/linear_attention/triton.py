@@ -27,7 +27,8 @@ LONGEST = 16  # chunks to a span: the more, the fewer states go through memory
 SCAN = 1024  # numbers of a state to a program
 GONE = -200.0  # the logarithm of a decay that leaves nothing, beside inputs of any weight in float32
 ROWS = 64  # rows to a program where nothing is multiplied
-_LAUNCHING = threading.Lock()  # while Triton tries configurations, it keeps the arguments on the kernel
+# Triton keeps the arguments on the kernel object while it tunes, where two threads would mix them up.
+_LAUNCHING = threading.Lock()
 
 
 class Cut(NamedTuple):
@@ -57,7 +58,7 @@ def bounded(cu_seqlens: Tensor, time: int) -> Tensor:
 
 
 def _limited(log_decay: Tensor | None) -> Tensor | None:
-    """Return decays whose sums are finite: of two that leave nothing the difference would be no number."""
+    """Return decays of at least GONE: the difference of two sums of -inf would be NaN."""
     return None if log_decay is None else log_decay.clamp(min=GONE)
 
 

@@ -183,7 +183,7 @@ def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
 
 @triton.jit
 def exponential(logarithm):
-    """float32"""
+    """Return exp in float32: sums of decays are float64."""
     return tl.exp(logarithm.to(tl.float32))
 
 

@@ -51,9 +51,9 @@ def native_step(
     eps: float,
     feature_map: FeatureMapName | None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """One token of causal linear attention: y [b 1 h e], kv, z as `lintra.ops.linear_attention` gives them.
+    """Compute one token of causal linear attention: y [b 1 h e], kv, z as `lintra.ops.linear_attention` does.
 
-    None where more than numbers is asked for: gradients, autocast, graphs, other devices, errors. q, k
+    Returns None where more than that is needed: gradients, autocast, graphs, other devices, errors. q, k
     [b 1 h f], v [b 1 h e]. All the checks and PyTorch's dispatcher take longer than the arithmetic of one
     token, which is why a loop over tokens asks here first."""
     kv, z = (None, None) if state is None else state
