@@ -90,10 +90,26 @@ def test_many_lines_have_panels_of_at_most_seven(tmp_path, monkeypatch):
     others = {"few": {"a": {1: 2.0}}, "many": {f"m{i}": {1: i + 1.0, 2: 9.0} for i in range(6)}, "none": {}}
     text = {"x": "tokens", "y": "seconds", "title": "time"}
     panels = drawn(monkeypatch, pictures.logarithmic, tmp_path / "a.png", lines, others=others, **text)
-    assert [axes.get_title(loc="left") for axes in panels] == ["few", "many", "many"]
+    assert [axes.get_title(loc="left") for axes in panels] == ["few", "many, 1 of 2", "many, 2 of 2"]
     of = [["a"], ["m0", "m1", "m2"], ["m3", "m4", "m5"]]
     assert [names(axes) for axes in panels] == [sorted(["linear", *each, "softmax"]) for each in of]
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+
+
+def test_ranges_are_bars_at_their_points(tmp_path, monkeypatch):
+    ranges = {"a": {2: (20.0, 80.0)}}
+    (axes,) = drawn(
+        monkeypatch,
+        pictures.percentages,
+        tmp_path / "a.png",
+        {"a": {2: 50.0}, "b": {2: 10.0}},
+        ranges=ranges,
+        x="state",
+        y="recalled",
+        title="recall",
+    )
+    (bars,) = axes.collections
+    assert [bar.tolist() for bar in bars.get_segments()] == [[[2.0, 20.0], [2.0, 80.0]]]
 
 
 def test_lines_are_of_the_family_of_their_mechanism():
