@@ -102,13 +102,17 @@ class Shakespeare(Problem):
 
     def judge(self, data: Path | None) -> Judge:
         assert data is not None
-        whole = (data / next(iter(self.files))).read_bytes()
+        whole = self._whole(data)
         last = np.frombuffer(whole, np.uint8)[_nine_tenths(whole) :]
         return Judged(self.task(data).build(), text.Consecutive(last, self.length))
 
+    def _whole(self, data: Path) -> bytes:
+        (name,) = self.files
+        return (data / name).read_bytes()
+
     def _first_part(self, data: Path) -> Path:
         """The nine tenths in a file of their own, for the task holds out the end of a file."""
-        whole = (data / next(iter(self.files))).read_bytes()
+        whole = self._whole(data)
         part = whole[: _nine_tenths(whole)]
         place = HERE / "runs" / "tinyshakespeare-first-part.txt"
         if not place.exists() or place.read_bytes() != part:

@@ -54,26 +54,28 @@ NORM_PLACES = ("pre", "post")
 POSITIONS = ("none", "sinusoidal", "concatenated", "tables", "rotary")
 OUTPUTS = ("logits", "mixture")
 
-_LIMITS: dict[str, float] = {
+_FLOAT32 = torch.finfo(torch.float32).max
+_LIMITS = {
     "vocabulary": 2**24,
     "layers": 2**12,
     "width": 2**16,
     "rows": 2**15,
     "hidden": 2**20,
-}
-_LIMITS |= {
+    "heads": 2**16,
+    "head_dim": 2**16,
+    "heads * head_dim": 2**18,
+    "kinds of layers": 16,
     "components": 2**16,
     "place": 2**16,
     "axis": 2**24,
     "conv": 2**10,
     "rank": 2**16,
-    "head_dim": 2**16,
-    "kinds of layers": 16,
     "window": 2**24,
+    "eps": _FLOAT32,
+    "scale": _FLOAT32,
+    "beta_scale": _FLOAT32,
+    "eps of norms": _FLOAT32,
 }
-_LIMITS |= {"heads": 2**16, "heads * head_dim": 2**18}
-_FLOAT32 = torch.finfo(torch.float32).max
-_LIMITS |= {"eps": _FLOAT32, "scale": _FLOAT32, "beta_scale": _FLOAT32, "eps of norms": _FLOAT32}
 
 # What is taken apart here. A class derived from one of them may compute something else.
 _KNOWN = (Block, AttentionLayer, MLP, *ATTENTIONS, Grid, Learned, Sinusoidal)

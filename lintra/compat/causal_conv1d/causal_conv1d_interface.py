@@ -133,7 +133,7 @@ def _update(
         after = inputs[..., inputs.shape[2] - length :]
         inputs = inputs[..., length - (width - 1) :]
     else:
-        state = state.clone() if torch.is_grad_enabled() and state is conv_state else state  # gather keeps it
+        state = state_before(state, state.dtype, x)
         start = cache_seqlens.long()[:, None]
         places = (start - (width - 1) + torch.arange(width - 1, device=x.device)) % length
         inputs = torch.cat((state.gather(2, places[:, None].expand(-1, d, -1)), x), 2)

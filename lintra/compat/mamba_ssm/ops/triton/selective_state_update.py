@@ -6,7 +6,15 @@ that share B and C, n states of a channel, r rows of states.
 
 from torch import Tensor
 
-from lintra.compat.arguments import integers, no_leaf, rows_below, same_dtype, tensors, written_in_place
+from lintra.compat.arguments import (
+    integers,
+    no_leaf,
+    rows_below,
+    same_dtype,
+    state_before,
+    tensors,
+    written_in_place,
+)
 from lintra.native import scan
 from lintra.ops import Layout, checks, selective_scan
 from lintra.ops.dispatch import can_call_kernels
@@ -79,9 +87,9 @@ def selective_state_update(
     u, delta, *gate = (y.reshape(b, 1, channels) for y in (u, delta, *gate))
     B, C = B.reshape(b, 1, g, n), C.reshape(b, 1, g, n)
     inputs = (B, C, D, gate[0] if gate else None, dt_bias)
-    before = before.reshape(b, channels, n).to(total)
+    before = before.reshape(b, channels, n)
     if alone:
-        before = before.contiguous()
+        before = before.to(total).contiguous()
         if before.data_ptr() == state.data_ptr():
             written_in_place("state", state)
         options = (dt_softplus, mask, None, False)
@@ -89,7 +97,7 @@ def selective_state_update(
         if after.data_ptr() == state.data_ptr():  # there is nothing to write back
             return y.view(x.shape).to(x.dtype)
     else:
-        before = before.clone()  # the backward reads what is written over here
+        before = state_before(before, total, u, delta, rates, *inputs)
         layout = Layout(b, 1, x.device, mask=mask)
         y, after = selective_scan(u, delta, rates, *inputs, bool(dt_softplus), state=before, layout=layout)
     after = after.view(-1, *state.shape[1:])  # with its graph, for the gradients of earlier tokens
