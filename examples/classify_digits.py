@@ -1,11 +1,11 @@
-"""Classifies handwritten digits with a network of one's own, made of the layers of `lintra.nn`.
+"""Classify handwritten digits with your own network, built from the layers of `lintra.nn`.
 
 python examples/classify_digits.py
 python examples/classify_digits.py --attention performer
 
-An image of 8 x 8 pixels is a sequence of 8 rows, and a bidirectional encoder says which digit it is. The
-1,797 images come with lintra; training takes less than a minute. Any mechanism that `lintra list` says is
-bidirectional can serve. `--quick` takes seconds and learns little.
+An image of 8 x 8 pixels is read as a sequence of 8 rows, and a bidirectional encoder says which digit it is.
+The 1,797 images come with lintra; training takes less than a minute. Any mechanism that `lintra list` shows
+as bidirectional can be used. `--quick` takes seconds and learns little.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from lintra.attention import AttentionConfig
 from lintra.nn import MLP, AttentionLayer, Block, Sinusoidal
 
 ROWS, PIXELS, CLASSES = 8, 8, 10
-TESTED = 297  # the last images are for the test
+TESTED = 297  # images held out for the test: the last ones
 
 
 class Classifier(nn.Module):

@@ -1,4 +1,4 @@
-"""Trains a small model on handwritten digits, gives it upper halves, and lets it draw the lower ones.
+"""Train a small model on handwritten digits, and let it complete digits of which it sees the upper half.
 
 python examples/complete_digits.py --out completed.png
 
@@ -20,12 +20,12 @@ from lintra.attention import linear
 from lintra.models.decoder import Decoder
 from lintra.tasks import digits
 
-COMPLETED, TIMES = 8, 5  # test digits, and how often each is completed
+COMPLETED, TIMES = 8, 5  # number of test digits, and of completions of each
 SEED = 1
 
 
 def learn(folder: Path, *, quick: bool) -> Decoder:
-    """Train a model of linear attention as a run in `folder`, which may be killed and resumed; return it."""
+    """Train a model of linear attention as a run in `folder`, which can be resumed if killed; return it."""
     task = digits.Config()
     model = task.build().model(linear.Config())
     preset = task.training_preset() | {"steps": 20 if quick else 500}
@@ -38,7 +38,7 @@ def learn(folder: Path, *, quick: bool) -> Decoder:
 
 
 def draw(model: Decoder, prompts: Tensor, steps: int) -> Tensor:
-    """Return what follows prompts [n t'], value by value as an RNN, [n steps]."""
+    """Return the continuation of prompts [n t'], generated value by value as an RNN, [n steps]."""
     return generation.generate(model, prompts, steps=steps, temperature=0.8, seed=SEED)
 
 

@@ -1,11 +1,11 @@
-// Draws an image with a model in the runtime's format, value by value, and writes it as PGM:
+// Draws an image value by value, with a model in the runtime's format, and writes it as PGM:
 //
 //   lintra export --to runtime --model mnist-small --out mnist-small.lrt && make draw
 //   build/runtime/draw mnist-small.lrt 3 28 > three.pgm
 //
-// It is the first image of `lintra generate --seed 3`; a fourth argument, such as 1, draws the second.
+// This is the first image of `lintra generate --seed 3`; a fourth argument of 1 draws the second.
 //
-// or, without make: cc -O3 -march=native -ffp-contract=fast -fno-math-errno -Ilintra/runtime examples/draw.c
+// Without make: cc -O3 -march=native -ffp-contract=fast -fno-math-errno -Ilintra/runtime examples/draw.c
 // lintra/runtime/lintra_runtime.c
 #include <stdio.h>
 #include <stdlib.h>

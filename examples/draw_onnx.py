@@ -1,4 +1,4 @@
-"""Draws an image with a model as ONNX, value by value, and writes it as PGM. Needs onnxruntime and numpy.
+"""Draw an image with an ONNX model, value by value, and write it as PGM. Needs onnxruntime and numpy.
 
 lintra export --to onnx --model mnist-small --out mnist-small
 python examples/draw_onnx.py mnist-small-onnx.json 784 28 > three.pgm
@@ -14,7 +14,7 @@ import onnxruntime
 
 description, values, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 about = json.loads(description.read_text())
-if about["opset"] > 26:  # newer than onnxruntime 1.31 reads without being told to
+if about["opset"] > 26:  # newer than onnxruntime 1.31 reads by default
     os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"
 session = onnxruntime.InferenceSession(description.with_name(about["files"]["step"]))
 vocabulary, token = about["vocabulary"], about["start_symbol"]

@@ -1,11 +1,11 @@
-"""A model of transformers with Qwen 3.5's layers, with and without lintra's CPU kernels.
+"""Run a transformers model with Qwen 3.5's layers, with and without lintra's CPU kernels.
 
     python examples/faster_qwen.py            about a minute
     python examples/faster_qwen.py --quick    some seconds, tiny
 
-Three gated delta nets, then softmax attention, as in the published models; random weights, so that nothing is
-downloaded. A model of your own is loaded with `AutoModelForCausalLM.from_pretrained` and needs the one line
-with `lintra.accelerate`, too.
+The layers are three gated delta nets, then softmax attention, as in the published models. The weights are
+random, so nothing is downloaded. Load a model of your own with `AutoModelForCausalLM.from_pretrained`; the
+one line with `lintra.accelerate` is the same.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-sys.modules["fla"] = None  # where it is installed, transformers takes its kernels, which need a GPU
+sys.modules["fla"] = None  # if it is installed, transformers uses its kernels, which need a GPU
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig  # noqa: E402
 
 import lintra  # noqa: E402
@@ -42,7 +42,7 @@ def build(quick: bool) -> Qwen3_5ForCausalLM:
 
 
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Return the median seconds of a call."""
+    """Return the median time of a call in seconds."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
@@ -52,7 +52,7 @@ def seconds(call: Callable[[], object], times: int) -> float:
 
 
 def main() -> None:
-    """Time a prompt and 32 sequences written at once, and print the ratios."""
+    """Time a prompt and 32 sequences generated together, and print the ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tiny model")
     options = parser.parse_args()

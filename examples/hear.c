@@ -1,10 +1,10 @@
-// Writes down what it hears, with a recogniser in the runtime's format, from samples of 16 bits on standard input:
+// Transcribes 16-bit samples on standard input, with a recogniser in the runtime's format:
 //
 //   lintra export --to runtime --model spoken-digits --out spoken-digits.lrt && make hear
 //   arecord -q -t raw -f S16_LE -r 8000 | build/runtime/hear spoken-digits.lrt
 //   sox three.wav -t raw -e signed -b 16 -r 8000 -c 1 - | build/runtime/hear spoken-digits.lrt
 //
-// or, without make: cc -O3 -march=native -ffp-contract=fast -fno-math-errno -Ilintra/runtime examples/hear.c
+// Without make: cc -O3 -march=native -ffp-contract=fast -fno-math-errno -Ilintra/runtime examples/hear.c
 // lintra/runtime/lintra_runtime.c lintra/runtime/lintra_audio.c
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static void *read_file(const char *name, size_t *bytes) {
   return content;
 }
 
-// Everything that hears. frames: a group of them, of which `waiting` are there.
+// The state of the recogniser. frames: a group of frames, of which `waiting` have arrived.
 typedef struct {
   lrt_model *model;
   lrt_features *features;
@@ -55,7 +55,7 @@ static int start(listener *l) {
   return code < 0 ? code : lrt_start(l->sequence, sequence, l->model);
 }
 
-// Reads the frames that wait, and prints the symbol that they add.
+// Reads the waiting frames, and prints the symbol that they add.
 static int read_group(listener *l) {
   int code = lrt_read(l->sequence, l->frames, l->waiting);
   l->waiting = 0;

@@ -1,10 +1,10 @@
-"""Trains on one text that no single process reads whole: every process has a shard of it.
+"""Train on one text that no single process reads whole: each process has a shard of it.
 
 torchrun --nproc-per-node 2 examples/long_sequence.py --text FILE --tokens 8192
 
-Started by itself it is one process with the whole text, and prints the same losses. Without --text it reads
-this file. The gradients are exact, not cut where a shard ends: the layers hand their states from process to
-process.
+Started without torchrun, it is one process with the whole text and prints the same losses. Without --text it
+reads this file. The gradients are exact and not cut at the ends of shards, because the layers pass their
+states from process to process.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
     content = options.text.read_bytes()[: options.tokens]
     text = torch.tensor([list(content)])  # [1 t]
     torch.manual_seed(0)
-    # Three layers with a state of constant size, then one that sees the last 128 bytes as they are.
+    # Three layers with a state of constant size, then one that attends to the last 128 bytes directly.
     layers = (delta.Config(), delta.Config(), delta.Config(), softmax.Config(window=128))
     model = decoder.Config(
         vocabulary=256, attention=layers, layers=4, heads=4, width=128, position="none"
@@ -41,7 +41,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
     tokens, targets, mesh = model.shift(text), text, None
-    if "RANK" in os.environ:  # as torchrun says
+    if "RANK" in os.environ:  # set by torchrun
         dist.init_process_group("gloo")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         context_parallel(model, mesh)

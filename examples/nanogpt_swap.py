@@ -1,9 +1,9 @@
-"""A GPT of your own with softmax attention, then the same one with linear attention in its place.
+"""Train a GPT of your own with softmax attention, then the same one with linear attention instead.
 
 python examples/nanogpt_swap.py --out swap.png
 
 Both learn to write this repository's documentation byte by byte, from the same seed and the same pieces of
-text; the picture shows their losses. The swap is one line, in `Block`. `--text FILE` takes another text,
+text; the picture shows their losses. The swap is one line, in `Block`. `--text FILE` takes another text, and
 `--quick` takes seconds and learns little. Needs `pip install ".[train]"`.
 """
 
@@ -24,7 +24,7 @@ VOCABULARY = 256  # bytes
 
 
 class SoftmaxAttention(nn.Module):
-    """Causal self-attention as such programs have it, x [b t c] -> [b t c]."""
+    """Causal self-attention as such programs usually have it, x [b t c] -> [b t c]."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

@@ -1,10 +1,10 @@
-"""Transcribes spoken digits while they are being said, and draws the waveform with every word where it came.
+"""Transcribe digits while they are being spoken, and draw the waveform with each word where it came.
 
 python examples/stream_speech.py --out stream.png a.wav b.wav
 
-Recordings are joined with pauses between them; without any, three that the tests use. The model,
-"spoken-digits", comes with lintra, hears 8,000 samples a second and keeps a state of constant size. `--quick`
-hears the first recording alone. Needs `pip install ".[train,speech]"`.
+The recordings are joined with pauses between them; without any, the example uses three recordings from the
+tests. The model, "spoken-digits", comes with lintra. It hears 8,000 samples a second and keeps a state of
+constant size. `--quick` hears only the first recording. Needs `pip install ".[train,speech]"`.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from lintra.models import CTC
 from lintra.speech.streaming import Transcriber
 
 RECORDINGS = Path(__file__).parents[1] / "tests" / "speech" / "data"
-PIECE, PAUSE = 0.05, 0.4  # seconds: heard at a time; silent before and after every recording
+PIECE, PAUSE = 0.05, 0.4  # seconds heard at a time; seconds of silence before and after every recording
 BLUE, RED, GREY = "#0b6e99", "#d1495b", "#8a8a8a"
 
 
 def join(files: list[Path], rate: int) -> np.ndarray:
-    """Return recordings at a rate in Hz, one after the other with pauses, as one waveform [n]."""
+    """Return the recordings as one waveform [n] at a rate in Hz, with pauses around each."""
     pause = np.zeros(round(PAUSE * rate), np.float32)
     parts = [pause]
     for file in files:
@@ -45,7 +45,7 @@ def listen(model: CTC, samples: np.ndarray) -> Iterator[tuple[float, str]]:
 
 
 def draw(path: Path, samples: np.ndarray, rate: int, heard: list[tuple[float, str]]) -> None:
-    """Write a PNG of a waveform, with every text at the second when it was there."""
+    """Write a PNG of a waveform, with each text at the second when it was written."""
     figure = Figure(figsize=(8, 3), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot(np.arange(len(samples)) / rate, samples / np.abs(samples).max(), color=BLUE, linewidth=0.5)

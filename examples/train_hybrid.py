@@ -1,11 +1,11 @@
-"""Trains a hybrid, three recurrent layers and one of softmax with a window, as a run that Lightning drives.
+"""Train a hybrid with Lightning, as a run: three recurrent layers, and one of softmax with a window.
 
 python examples/train_hybrid.py --text book.txt --dir runs/hybrid
 
-Without --text it learns the pages about mechanisms in this repository, in some minutes on two cores. The run
-can be killed and is resumed by the same command; `lintra generate --model runs/hybrid` writes with it. At the
-end stands how large the state of each layer is after 100 tokens and after 1,000. `--quick` takes seconds and
-learns little. Needs `pip install ".[train]"`.
+Without --text it learns the pages about mechanisms in this repository, in a few minutes on two cores. You can
+kill the run and resume it with the same command. `lintra generate --model runs/hybrid` writes with it. At the
+end the program prints how large the state of each layer is after 100 tokens and after 1,000. `--quick` takes
+seconds and learns little. Needs `pip install ".[train]"`.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PATTERN = (gated.Config(), gated.Config(), gated.Config(), softmax.Config(window
 
 
 def create(folder: Path, data: Path, *, quick: bool) -> train.Run:
-    """Return the run in a folder, a new one where there is none."""
+    """Return the run in a folder, or create one if there is none."""
     if (folder / "run.json").exists():
         return train.Run.read(folder)
     task = text.Config(data=str(data), length=64 if quick else 256)
-    # The model that the task takes by itself, with a mechanism for each layer.
+    # The default model of the task, with a mechanism for each layer.
     model = dataclasses.replace(task.build().model(PATTERN), layers=4)
     if quick:
         model = dataclasses.replace(model, heads=2, width=32)
@@ -39,7 +39,7 @@ def create(folder: Path, data: Path, *, quick: bool) -> train.Run:
 
 
 def state_bytes(model: Decoder, tokens: int) -> list[int]:
-    """Return the bytes of each layer's state after so many tokens."""
+    """Return the size of each layer's state after so many tokens, in bytes."""
     with torch.inference_mode():
         _, state = model.extend(torch.zeros(1, tokens, dtype=torch.int64))
     return [sum(x.nbytes for x in leaves(layer.attention)) for layer in state.layers]

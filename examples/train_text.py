@@ -1,9 +1,9 @@
-"""Learns to write your own text, byte by byte, in a plain PyTorch loop; then writes on as an RNN.
+"""Learn to write like your own text, byte by byte, in a plain PyTorch loop; then generate as an RNN.
 
 python examples/train_text.py --text book.txt --prompt "It was" --out book
 
-Without --text it learns this repository's documentation, in some minutes on two cores. The model is kept in
-the folder --out, from which `lintra.checkpoint.load` has it back. `--quick` takes seconds and learns little.
+Without --text it learns this repository's documentation, in a few minutes on two cores. The model is saved in
+the folder --out, and `lintra.checkpoint.load` loads it from there. `--quick` takes seconds and learns little.
 """
 
 import argparse
@@ -31,13 +31,13 @@ def read(file: Path | None) -> Tensor:
 
 
 def loss_of(model: Decoder, pieces: Tensor) -> Tensor:
-    """Return the mean loss of pieces [b t] in nats a byte: every byte from those before it, all at once."""
+    """Return the mean loss of pieces [b t] in nats a byte: each byte from those before it, in parallel."""
     params = model(model.shift(pieces))  # shift: a start symbol, then all bytes but the last
     return -model.output.log_prob(params, pieces).mean()
 
 
 def train(model: Decoder, text: Tensor, *, steps: int, batch: int, length: int) -> None:
-    """Train on random pieces of the first nine tenths of a text, and report the loss of the rest."""
+    """Train on random pieces of the first nine tenths of a text, and print the loss of the rest."""
     allocator.keep_freed_memory()  # on a CPU: large tensors otherwise cost the clearing of their pages
     held_out = max(length, len(text) // 10)
     learned, pieces = text[:-held_out], text[-held_out:].split(length)
@@ -64,7 +64,7 @@ def train(model: Decoder, text: Tensor, *, steps: int, batch: int, length: int) 
 
 
 def write(model: Decoder, prompt: str, steps: int) -> str:
-    """Return a prompt and what the model writes after it. Its state does not grow, however long that is."""
+    """Return a prompt and what the model writes after it; its state does not grow, however long that is."""
     model.eval()
     given = torch.tensor([list(prompt.encode())])
     following = generation.generate(model, given, steps=steps, temperature=0.8, seed=0)
