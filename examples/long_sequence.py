@@ -1,10 +1,10 @@
-"""Train on one text that no single process reads whole: each process has a shard of it.
+"""Trains on one text that no single process reads whole: every process has a shard of it.
 
 torchrun --nproc-per-node 2 examples/long_sequence.py --text FILE --tokens 8192
 
-Started without torchrun, it is one process with the whole text and prints the same losses. Without --text it
-reads this file. The gradients are exact and not cut at the ends of shards, because the layers pass their
-states from process to process.
+Started by itself it is one process with the whole text, and prints the same losses. Without --text it reads
+this file. The gradients are exact, not cut where a shard ends, because the layers pass their states from
+process to process.
 """
 
 import argparse
