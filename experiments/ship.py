@@ -213,7 +213,7 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 {_readable(name)}- **Data**: {trained_on:,} training images of MNIST (LeCun, Cortes and Burges), 256 levels,
   nothing added.
 - **Meant for** trying the library and measuring its speed. It knows digits like those of MNIST and nothing
-  else, and has seen them {epochs:.1f} times where the paper's models saw them 250 times.
+  else, and has seen them {epochs:.1f} times; the paper's models saw them 250 times.
 """
 
 
@@ -231,11 +231,11 @@ def of_speech(name: str, model: Any, evaluation: dict[str, Any], arrangements: d
     return f"""# {name}
 
 A causal transformer (attention `{attention}`) that writes down spoken English digits while it listens, from
-{config.features.bins} mel filters at {config.features.rate:,} Hz, {config.subsample} frames made one.
-{size(config.encoder, model)}, however long one speaks.
+{config.features.bins} mel filters at {config.features.rate:,} Hz, {config.subsample} frames merged into one.
+{size(config.encoder, model)}, however long the recording.
 
 ```sh
-lintra transcribe --model {name} FILE.wav            # --stream writes while it hears
+lintra transcribe --model {name} FILE.wav            # --stream writes while it listens
 ```
 
 {_arranged(arrangements)} One of them in full:
@@ -244,8 +244,9 @@ lintra transcribe --model {name} FILE.wav            # --stream writes while it 
 
 From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
 
-- **Data**: the Free Spoken Digit Dataset (Jackson et al., CC BY-SA 4.0): 6 speakers, recordings of one of
-  them joined to strings of digits. The test strings are of the same speakers, from its official test split.
+- **Data**: the Free Spoken Digit Dataset (Jackson et al., CC BY-SA 4.0): 6 speakers; recordings of the
+  same speaker are joined into strings of digits. The test strings are of these speakers, from its official
+  test split.
 - **Meant for** trying the library. It has heard six people say ten words, and writes these words whatever
   else is said.
 """
@@ -384,7 +385,7 @@ def size(config: Any, model: Any) -> str:
 def shape(config: Any, model: Any) -> str:
     """Return the part of a card that all models share."""
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
-{sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32."""
+{sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits, with computation in 32."""
 
 
 def main() -> None:

@@ -102,9 +102,9 @@ def card(name: str, model: CTC, evaluation: dict[str, Any]) -> str:
     shown = ", ".join(f"{levels[str(x)]['character']['rate']:.1%} at {x:+} dB" for x in LEVELS if x)
     return f"""# {name}
 
-A transformer (attention `{ship.mechanism_name(model.config.encoder)}`, every second layer from the end) that
-writes down spelled names, spoken numbers and a few words of command in English, from {AUDIO.bins} mel filters
-at {AUDIO.rate:,} Hz, {model.config.subsample} frames made one.
+A transformer (attention `{ship.mechanism_name(model.config.encoder)}`, every second layer reading from
+the end) that writes down spelled names, spoken numbers and a few command words in English,
+from {AUDIO.bins} mel filters at {AUDIO.rate:,} Hz, {model.config.subsample} frames merged into one.
 {ship.shape(model.config.encoder, model)}
 
 ```sh
@@ -114,15 +114,15 @@ lintra transcribe --model {name} FILE.wav
 {ship.rates_table(evaluation, "utterances")}
 
 Written by `{COMMAND}` in [evaluation.json](evaluation.json), without a language
-model: of AN4's official test set, 10 speakers of whom none was trained on. This model was scored on them
+model, on AN4's official test set: 10 speakers, none of whom it was trained on. This model was scored on them
 once, but its kind, delta layers that alternate, was chosen when other models' errors on the same
-utterances were known, so that these figures may be a little low. AN4 is had as mel cepstra, without its
-audio, and the model was trained on these; cosines in its first convolution make it hear audio, and the test
-cepstra are turned into the energies that it reads.
+utterances were known, so these figures may be a little low. Our copy of AN4 has mel cepstra and no
+audio, and the model was trained on the cepstra. Cosines in its first convolution make it hear audio, and
+the test cepstra are converted into the energies that it reads.
 
 - **Data**: AN4 (CMU, 1991; "free for use for any purpose"): 948 utterances of 74 speakers, 42 minutes.
-- **Meant for** trying the library. It knows 99 words, the letters among them. How loud one speaks matters:
-  characters wrong are {shown}.
+- **Meant for** trying the library. It knows 99 words, the letters among them. Loudness matters: the share of
+  wrong characters is {shown}.
 """
 
 
