@@ -39,7 +39,7 @@ class ConvolvedRecurrence(Attention):
     A_log: nn.Parameter
     dt_bias: nn.Parameter
     conv_bias: ClassVar[bool] = False
-    slowest: ClassVar[float] = 0.0  # of the rates exp(A_log) that heads begin with; the fastest is 16
+    slowest: ClassVar[float] = 0.0  # slowest initial rate exp(A_log) of the heads; the fastest is 16
     supports_bf16_state = rotates = reads_packed = True
     no_weight_decay = ("A_log", "dt_bias")
     can = Capabilities(
@@ -58,7 +58,7 @@ class ConvolvedRecurrence(Attention):
             self.register_parameter("A_log", None)
             self.register_parameter("dt_bias", None)
         else:
-            # A step between 1e-3 and 1e-1, which dt_bias gives through softplus.
+            # dt_bias gives, through softplus, a step between 1e-3 and 1e-1.
             self.A_log = nn.Parameter((16 - (16 - self.slowest) * torch.rand(o)).log())
             step = 10 ** torch.empty(rates).uniform_(-3, -1)
             self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
@@ -121,10 +121,10 @@ class ConvolvedRecurrence(Attention):
         return ConvolvedState(state.kv, *last)
 
     def log_decay(self, step: Tensor | None) -> Tensor | None:
-        """Return the logarithms of the decays [b t o] of what the layer reads for them."""
+        """Return the logarithms of the decays [b t o], from the layer's projection for them."""
         if step is None:
             return None
         (step,) = widened(step)
         rate, bias = (x.to(step.dtype) for x in (self.A_log, self.dt_bias))
-        # logsigmoid(-x) is -softplus(x), of whose gradient torch.compile expects other strides than it has.
+        # logsigmoid(-x) is -softplus(x); torch.compile expects other strides of the latter's gradient.
         return rate.exp() * functional.logsigmoid(-(step + bias))

@@ -14,10 +14,10 @@ from lintra.ops.features import FeatureMapName
 
 
 class FeatureMap:
-    """Base of the maps. `size(d)` is f; `fused` names the map inside the sum that makes `build` an identity;
-    `positive` says whether phi(q) . phi(k) is never negative, which a denominator needs, `never_zero` whether
-    it is above 0 for all q and k that rounding does not take to 0. That is no lower bound: it may be any
-    fraction of |phi(q)| |phi(k)|, which products of rotated features may reach."""
+    """Base of the maps. `size(d)` is f. `fused` names the map inside the sum that makes `build` an identity.
+    `positive`: phi(q) . phi(k) is never negative, which a denominator needs. `never_zero`: it is above 0 for
+    all q and k that rounding does not take to 0. That is no lower bound: it may be any fraction of
+    |phi(q)| |phi(k)|, which products of rotated features may reach."""
 
     fused: ClassVar[FeatureMapName | None] = None
     positive: ClassVar[bool] = True
@@ -109,11 +109,11 @@ class Taylor2(FeatureMap):
 class Hedgehog(FeatureMap):
     """softmax or exp of both signs of a learned projection. Zhang et al. 2024, arXiv:2402.04347, section 4.2.
 
-    The paper prints exp, with which a key counts by its length too. softmax, as in later code by its authors,
-    gives all keys features of sum 1: it is the default, for nothing in it can overflow.
+    The paper prints exp, with which the length of a key counts too. The default is softmax, as in later code
+    by the authors: the features of every key sum to 1, and nothing can overflow.
     """
 
-    kind: Literal["softmax", "exp"] = "softmax"  # over all features of a token; of each feature
+    kind: Literal["softmax", "exp"] = "softmax"  # softmax over a token's features, or exp of each
     never_zero = True
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Base class of the kernel family, which keeps of all keys only a sum over their features."""
+"""Base class of the kernel family, which keeps only a sum over the features of all keys."""
 
 from typing import Any
 
@@ -12,10 +12,11 @@ from lintra.ops.state import State
 
 
 class KernelAttention(Attention):
-    """A mechanism whose every form is one sum, which resumes from a state.
+    """A mechanism all of whose forms are one sum, which can resume from a state.
 
-    It writes `start`, `_step`, and `_sum`, that of all tokens at once. The bidirectional form begins with an
-    empty state; a memory is the state that keys without queries leave, and queries alone read it.
+    A subclass writes `start`, `_step` and `_sum`, the sum of all tokens at once. The bidirectional form
+    begins with an empty state. A memory is the state after keys without queries; queries without keys read
+    it.
     """
 
     features: int  # f
@@ -25,12 +26,12 @@ class KernelAttention(Attention):
     ) -> tuple[Tensor, State]:
         """y of q [b t h d], and the state after k [b s g d] and v [b s g e].
 
-        `layout` is that of the keys. Causal, it is that of the queries too; otherwise t or s may be 0."""
+        `layout` is that of the keys and, when causal, of the queries; otherwise t or s may be 0."""
         raise NotImplementedError
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **extra: Any) -> Tensor:
         nothing = self.start(layout.n, device=q.device, dtype=q.dtype)
-        # Causal, the sum leaves padded queries out as it does the keys.
+        # When causal, the sum leaves padded queries out as it does the keys.
         q = q if self.causal or not self.reads_padded else layout.zero(q)
         return self._sum(q, k, v, nothing, layout, **extra)[0]
 
@@ -40,7 +41,7 @@ class KernelAttention(Attention):
         return self._sum(q, k, v, state, layout, **extra)
 
     def check_memory(self, memory: State, q: Tensor) -> None:
-        """Raise as for any mechanism, and unless it has the shapes of a state."""
+        """Raise as the base class does, and unless the memory has the shapes of a state."""
         super().check_memory(memory, q)
         if not torch.compiler.is_compiling():
             check_form(self._form(q.dtype), memory, memory[0].shape[0], self.grows_apart, "memory")
@@ -53,6 +54,6 @@ class KernelAttention(Attention):
         return self._sum(q, *self._no_keys(q), memory, Layout(q.shape[0], 0, q.device))[0]
 
     def _no_keys(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v of no tokens: a memory is read by a sum that adds nothing to it."""
+        """Return k and v of no tokens: reading a memory is a sum that adds nothing to it."""
         sizes = q.shape[0], 0, self.kv_heads
         return q.new_zeros(*sizes, self.dim), q.new_zeros(*sizes, self.value_dim)

@@ -1,11 +1,12 @@
 """Mechanisms by name: the files of this folder, and those of other packages.
 
-A package announces its own, a module with a `Config` and one subclass of `Attention`, in its pyproject.toml:
+A package announces a mechanism, a module with a `Config` and one subclass of `Attention`, in its
+pyproject.toml:
 
     [project.entry-points."lintra.attention"]
     average = "my_package.average"
 
-One without an entry point is called MODULE:Config, in a program that has imported the module.
+A mechanism without an entry point is named MODULE:Config, in a program that has imported the module.
 """
 
 import sys
@@ -23,7 +24,7 @@ _BY_CLASS = ":Config"
 
 
 def names() -> list[str]:
-    """Return the mechanisms there are, in alphabetical order."""
+    """Return the names of all mechanisms, in alphabetical order."""
     return sorted({*registry.names(sys.modules[_HERE]), *registry.announced(GROUP)})
 
 
@@ -43,7 +44,7 @@ def load(name: str) -> ModuleType:
         module = name.removesuffix(_BY_CLASS)
         if module not in sys.modules:
             raise ValueError(
-                f"attention {name!r} is of a module that this program has not imported: import it first, or "
+                f"attention {name!r} is in a module that this program has not imported: import it first, or "
                 f"announce the mechanism as an entry point of the group {GROUP!r}"
             )
         return _with_config(sys.modules[module], f"attention {name!r}")
@@ -96,9 +97,9 @@ def broken() -> dict[str, str]:
 
 
 def for_length(config: type[Any], length: int, **options: Any) -> Any:
-    """Return a mechanism's `Config` for sequences of `length` tokens, which some have to know."""
+    """Return a mechanism's `Config` for sequences of `length` tokens, which some mechanisms need to know."""
     longest = next((field for field in fields(config) if field.name == "max_length"), None)
-    if longest is not None and longest.default is not None:  # None: no longest unless one is asked for
+    if longest is not None and longest.default is not None:  # None: no limit unless one is set
         options = {"max_length": length} | options
     return config(**options)
 

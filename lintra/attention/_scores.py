@@ -56,20 +56,21 @@ class ScoredAttention(Attention):
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """Return softmax attention [b t h e] to all keys that are `real` [b s] (None: all), in C++ if it is
-        served there."""
+        supported there."""
         if runs_natively(q, k, v, self.weighing()["dropout"]):
             return all_keys(q, k, v, visible=real, **self.weighing()).o.to(v.dtype)
         return self.attend(q, k, v, None if real is None else real[:, None])
 
     def partial_attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
-        """Return attention [b t h e] to some of the keys a query sees, to be merged with that to others."""
+        """Return attention [b t h e] to some of the keys a query sees, to be merged with attention to the
+        others."""
         q = q.unflatten(2, (self.kv_heads, self.group)).movedim(1, 3)
         k, v = (x.movedim(1, 2)[:, :, None] for x in (k, v))
         partial = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
         return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in partial))
 
     def check_memory(self, memory: State, q: Tensor) -> None:
-        """Raise as for any mechanism, and unless the keys and values that are kept have this one's heads and
+        """Raise as the base class does, and unless the kept keys and values have this mechanism's heads and
         widths, and the device and dtype of q."""
         super().check_memory(memory, q)
         sizes = self.sizes()

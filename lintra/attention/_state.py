@@ -13,11 +13,11 @@ from lintra.ops.state import State, map_state
 def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
     """The new state where `keep`, the old one elsewhere, for every sample of the batch.
 
-    Raises NotImplementedError for states that grow: then no token can be left out for some samples alone."""
+    Raises NotImplementedError for states that grow: they cannot leave a token out for some samples alone."""
 
     def chosen(a: Tensor, b: Tensor) -> Tensor:
         if a.shape != b.shape:
-            raise NotImplementedError("a state that grows needs an `extend` of its own where there is a mask")
+            raise NotImplementedError("a state that grows needs its own `extend` to handle a mask")
         return torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
     return map_state(chosen, new, old)
@@ -31,7 +31,7 @@ def read(q: Float[Tensor, "b t h d"], kv: Float[Tensor, "b n d e"]) -> Float[Ten
 
 
 def append(cache: State, new: State) -> State:
-    """Tokens [b t ...] behind those of a cache, each part by itself: copies, whatever is written into `new`.
+    """Append tokens [b t ...] to a cache, each part separately, as copies: `new` may be overwritten later.
 
     An empty cache takes the dtype of its first tokens, which autocast decides."""
 
@@ -42,10 +42,10 @@ def append(cache: State, new: State) -> State:
 
 
 def check_form(like: State, state: State, n: int, apart: tuple[str, ...], name: str = "state") -> None:
-    """Raise ValueError or TypeError unless a state of n sequences has the form of `like`, a fresh one of one.
+    """Raise ValueError or TypeError unless a state of n sequences has the form of `like`, a fresh one.
 
-    Axes that are empty in a fresh state may have grown: neighbouring parts alike, unless the second is one
-    of `apart`. Errors call the state `name`."""
+    `like` is of one sequence. Axes that are empty in it may have grown, those of neighbouring parts equally
+    unless the second is one of `apart`. Errors call the state `name`."""
     if type(state) is not type(like):
         raise TypeError(f"{name} must be a {type(like).__name__}, got {type(state).__name__}")
     grown: int | None = None

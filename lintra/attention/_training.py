@@ -9,8 +9,8 @@ from lintra.attention.base import Attention
 
 
 def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
-    """Before a step of training, the first one 0: random features and the like again, layer by layer, where
-    the `redraw_every` of a mechanism's configuration divides a `step` above 0.
+    """Redraw random features and the like before a step of training (the first is step 0), layer by layer,
+    wherever the `redraw_every` of a mechanism's configuration divides a `step` above 0.
     """
     for module in _mechanisms(model):
         every = getattr(module.config, "redraw_every", None)

@@ -5,9 +5,9 @@ every pair of places, and the query only gates what comes out (equation 2):
 
     y_t = sigmoid(q_t) * sum_s exp(k_s + w_ts) * v_s / sum_s exp(k_s + w_ts)
 
-AFT-simple has w = 0: sums that are carried along, with the largest key so far of each channel
-(ops/running.py). AFT-local learns w_ts for places nearer than `window` and takes 0 beyond, where the sum goes
-on: outside the band it is again a running sum, inside a product of matrices by blocks (ops/near_far.py).
+AFT-simple has w = 0: running sums, with the largest key so far of each channel (ops/running.py). AFT-local
+learns w_ts for places nearer than `window` and takes 0 for the others, which still count: outside the band
+the sum is again a running sum, inside it a product of matrices by blocks (ops/near_far.py).
 
 Cost of t tokens: 3 t d a head; with a window w of them 2 t w d more. State of AFT-simple: 3 d numbers.
 """
@@ -35,8 +35,8 @@ class Config:
     """Attention free transformer."""
 
     window: int | None = None  # places nearer than this have weights of their own; None: AFT-simple
-    max_length: int | None = None  # tokens, padding included, that such weights are learned for
-    rank: int | None = None  # w is a product of two matrices with so many columns; None: a table
+    max_length: int | None = None  # tokens, padding included, for which those weights are learned
+    rank: int | None = None  # w is a product of two matrices with this many columns; None: a table
 
     def __post_init__(self):
         fields.check(self)
@@ -131,7 +131,7 @@ class AttentionFree(Attention):
         return ExpSums(sums[..., 0], sums[..., 1], before)
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, **_: Any) -> tuple[Tensor, ExpSums]:
-        """One token more in both sums: the reference of `extend`."""
+        """Add one token to both sums: the reference of `extend`."""
         k, v = (x[:, 0] for x in widened(k, v))
         highest = torch.maximum(state.highest, k.detach())
         kept, weight = (state.highest - highest).exp(), (k - highest).exp()
@@ -139,7 +139,7 @@ class AttentionFree(Attention):
         return self._gate(q, after.mean()[:, None]), after
 
     def check_memory(self, memory: State, q: Tensor) -> None:
-        """Raise as for any mechanism, and unless it has the heads and widths of this one."""
+        """Raise as the base class does, and unless the memory has this mechanism's heads and widths."""
         super().check_memory(memory, q)
         checks.parts("memory", memory, ExpSums, ("b g d",) * 3, self.sizes())
 

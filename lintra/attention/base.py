@@ -1,9 +1,9 @@
 """The base of all mechanisms: the verbs a network calls, written once, around the mathematics of a paper.
 
-A mechanism writes hooks: `start` and `_step`, the recurrence as its paper prints it, or `_forward`; and where
-it has them a fast `_extend`, `_encode_memory` and `_cross_attend`. The verbs `forward`, `extend`, `step`,
-`encode_memory` and `cross_attend` are final. They check what comes from outside, make padding zero, rotate
-queries and keys, leave autocast and pad packed batches, so that no hook has to.
+A mechanism writes hooks: `start` and `_step`, the recurrence as its paper prints it, or `_forward`; where it
+has them, also a fast `_extend`, `_encode_memory` and `_cross_attend`. The verbs `forward`, `extend`, `step`,
+`encode_memory` and `cross_attend` are final. They check inputs, make padding zero, rotate queries and keys,
+leave autocast and pad packed batches, so that no hook has to.
 """
 
 import dataclasses
@@ -42,18 +42,18 @@ class Capabilities:
     recurrent: bool  # has a step
     state: Literal["constant", "window", "grows", "none"]  # how large the state gets
     cost: str  # of a whole sequence of t tokens, per head; d is the size of a head
-    # Causal, no later content reaches a token, but later tokens may decide which earlier ones it sees. The
-    # recurrent form then gives what the last token of the sequence so far gets.
+    # When causal, no later content reaches a token, but later tokens may decide which earlier ones it sees.
+    # The recurrent form then gives the output of the last token of the sequence so far.
     lookahead: bool = False
-    joint_queries: bool = False  # what a query gets depends on the queries it comes with
-    placed_queries: bool = False  # in cross-attention it depends on its place among those it comes with
+    joint_queries: bool = False  # a query's output depends on the other queries of the call
+    placed_queries: bool = False  # in cross-attention it depends on the query's place among them
 
 
 @runtime_checkable
 class AttentionConfig(Protocol):
     """A mechanism's configuration, such as linear.Config() of lintra.attention.linear.
 
-    `build` takes what `Attention` does after the configuration: heads, dim, causal, and kv_heads and
+    `build` takes the arguments of `Attention` after the configuration: heads, dim, causal, and kv_heads and
     value_dim if they differ from heads and dim."""
 
     def build(self, **shape: Any) -> "Attention": ...
@@ -65,31 +65,31 @@ AttentionPattern = AttentionConfig | tuple[AttentionConfig, ...]  # one for all 
 class Attention(nn.Module):
     """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
 
-    Where its configuration has a field `value_heads` and it is given, v is [b s o e] of o value heads, a
-    multiple of g, and y has as many heads as the larger of h and o, one of which is a multiple of the other.
+    If the configuration has a field `value_heads` and sets it, v is [b s o e] with o value heads, a multiple
+    of g, and y has as many heads as the larger of h and o, one of which is a multiple of the other.
 
     `forward` takes a whole sequence; `extend` any number of tokens after a state (*prefill* after an empty
     one, *decode* with one token); `step` is the recurrence of the paper, one token at a time.
     `encode_memory` and `cross_attend` are cross-attention: keys and values once, then any queries.
 
-    Of the keywords, `mask` [b t] is True for real tokens: what stands in a padded place changes nothing, and
-    y is 0 there. `cu_seqlens` [n+1] packs n sequences into one row, b = 1; a state is then of n. Whoever has
-    validated either hands down its `layout` instead. `rope` rotates queries and keys by their positions. What
-    a mechanism takes beside, its `extra_inputs` and `call_inputs`, goes by token too, [b t ...].
+    Keywords: `mask` [b t] is True for real tokens; the content of padded places changes nothing, and y is 0
+    there. `cu_seqlens` [n+1] packs n sequences into one row, b = 1; a state then holds n. A caller that has
+    validated either passes its `layout` instead. `rope` rotates queries and keys by their positions. A
+    mechanism's `extra_inputs` and `call_inputs` are given by token too, [b t ...].
     """
 
     paper: ClassVar[str]
     shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
     # Fields of a network's configuration as the paper's networks have them: norms, feed-forward, positions.
     paper_block: ClassVar[dict[str, Any]] = {}
-    call_inputs: ClassVar[tuple[str, ...]] = ()  # what a caller may give at each call, [b t ...]
+    call_inputs: ClassVar[tuple[str, ...]] = ()  # optional inputs of a call, [b t ...]
     no_weight_decay: ClassVar[tuple[str, ...]] = ()  # parameters that weight decay leaves alone
     supports_bf16_state: ClassVar[bool] = False  # `kv` of a state may be bfloat16, denominators not
-    reads_padded: ClassVar[bool] = False  # its hooks leave padded tokens out by themselves, NaN in them too
+    reads_padded: ClassVar[bool] = False  # its hooks leave padded tokens out themselves, even NaN
     reads_packed: ClassVar[bool] = False  # its hooks take packed batches as they are
-    memory: ClassVar[type]  # of what cross-attention keeps
+    memory: ClassVar[type]  # type of what cross-attention keeps
     grows_apart: ClassVar[tuple[str, ...]] = ()  # parts of a state that do not grow with the one before
-    matrix_transition: ClassVar[bool] = False  # what a shard does to a state from before is a matrix product
+    matrix_transition: ClassVar[bool] = False  # a shard acts on an earlier state by a matrix product
     rotates: ClassVar[bool] = False  # its hooks take `rope` and apply it themselves
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
@@ -104,15 +104,15 @@ class Attention(nn.Module):
         self,
         config: Any,  # the mechanism's Config
         *,
-        heads: int,  # of queries
-        dim: int,  # features of a query or key of a head
+        heads: int,  # query heads
+        dim: int,  # features per head of a query or key
         causal: bool,  # True: a query reads its own token and those before it; False: all
         kv_heads: int | None = None,  # heads of keys and values, a divisor of heads; None: as many
-        value_dim: int | None = None,  # features of a value of a head; None: dim
+        value_dim: int | None = None,  # features per head of a value; None: dim
     ):
         super().__init__()
         self.config = config
-        self._forms: dict[torch.dtype, State] = {}  # of a state, by the dtype of activations
+        self._forms: dict[torch.dtype, State] = {}  # fresh states, by the dtype of activations
         self.name = type(self).__module__.rpartition(".")[2]
         if causal and not self.can.causal:
             raise ValueError(f"attention {self.name!r} ({self.paper}) has no causal form, got causal=True")
@@ -127,7 +127,7 @@ class Attention(nn.Module):
         self.causal = causal
         self.rope_dim = self.dim  # the width of what `rope` is applied to; 0: `no_rope_reason` says why not
         self.no_rope_reason = "has positions of its own"
-        self.rope_warning = ""  # what may go wrong where queries and keys are rotated, of which a layer warns
+        self.rope_warning = ""  # a risk of rotating queries and keys, about which a layer warns
         for what in ("heads", "kv_heads", "value_heads", "dim", "value_dim"):
             value = getattr(self, what)
             if not isinstance(value, int):
@@ -143,7 +143,7 @@ class Attention(nn.Module):
                 f"heads={self.heads}, got {self.kv_heads}"
             )
 
-    # What a mechanism says of itself.
+    # What a mechanism declares.
 
     def extra_inputs(self) -> dict[str, int]:
         """Return what it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
@@ -156,7 +156,7 @@ class Attention(nn.Module):
         """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
 
     def _register_sampled(self, **sampled: Tensor | None) -> None:
-        """Register buffers that were sampled on the CPU, the same for a seed wherever they are put: on
+        """Register buffers sampled on the CPU, so that a seed gives the same ones on every device: on
         PyTorch's default device and, unless they are integers, in its default dtype."""
         default = torch.empty(0)
         for name, x in sampled.items():
@@ -164,8 +164,8 @@ class Attention(nn.Module):
             self.register_buffer(name, None if x is None else x.to(like))
 
     def exchange(self) -> Exchange | None:
-        """Return how `_forward` gets what stands before a rank's shard of longer sequences, `layout.shard`
-        (`lintra.distributed`); None: not by itself, so that ranks wait for the state of the one before."""
+        """Return how `_forward` gets what precedes a rank's shard of longer sequences, `layout.shard`
+        (`lintra.distributed`); None: it cannot, so that ranks wait for the state of the rank before."""
         return None
 
     def start(
@@ -189,7 +189,7 @@ class Attention(nn.Module):
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t m e"]:
-        """Return what a whole sequence gets that attends to itself."""
+        """Return the output of self-attention over a whole sequence."""
         if layout is None:
             layout = self._validate(q, k, v, mask, cu_seqlens, rope, extra)
             return layout.zero(self.forward(q, k, v, layout=layout, rope=rope, **extra))
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t m e"], State]:
-        """Return what any number of tokens get after `state`, and the state after them.
+        """Return the output for any number of tokens after `state`, and the state after them.
 
         Padded tokens leave the state as it was. With `cu_seqlens` each of n sequences has its own state."""
         if layout is None:
@@ -241,7 +241,8 @@ class Attention(nn.Module):
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b 1 m e"], State]:
-        """Return what one token gets by the recurrence as its paper prints it: the reference of `extend`."""
+        """Return the output for one token by the recurrence as the paper prints it: the reference of
+        `extend`."""
         layout = self._validate(q, k, v, None, None, rope, extra)
         self.check_causal()
         if layout.time != 1:
@@ -261,7 +262,7 @@ class Attention(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> State:
-        """Return what cross-attention keeps of another sequence."""
+        """Return the memory of another sequence for cross-attention to read."""
         self.check_cross()
         if layout is None:
             checks.kv(k, v, mask, self.sizes(), self._value_axis())
@@ -281,7 +282,7 @@ class Attention(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> Float[Tensor, "b t m e"]:
-        """Return what every query reads of all of a memory; `mask` is that of the queries, 0 where False."""
+        """Return what every query reads from a memory; `mask` is that of the queries, y is 0 where False."""
         self.check_cross()
         if in_autocast(q):
             (q,) = follow_autocast(q)
@@ -353,7 +354,8 @@ class Attention(nn.Module):
         return q, k, v, extra
 
     def _out_of_autocast(self, verb: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
-        """A verb outside of autocast, its q, k and v in autocast's dtype, as for a product of matrices."""
+        """Run a verb outside of autocast, with q, k and v in autocast's dtype, as for a product of
+        matrices."""
         q, k, v, *state = tensors
         q, k, v = follow_autocast(q, k, v)
         with no_autocast(q):
@@ -368,8 +370,8 @@ class Attention(nn.Module):
         rope: RotaryEmbedding | None,
         extra: dict[str, Any],
     ) -> Tensor:
-        """A packed batch as padded batches of similar length. Causal, no token sees the padding behind it, so
-        that it need not be distinguished from tokens."""
+        """A packed batch as padded batches of similar length. When causal, no token sees the padding after
+        it, so that it need not be distinguished from tokens."""
         unmasked = self.causal and not self.can.lookahead
 
         def padded(layout: Layout, position: Tensor | None = None, **tensors: Any) -> Tensor:
@@ -398,10 +400,10 @@ class Attention(nn.Module):
         y, after = self.extend(**tensors, state=state, layout=padded.layouts[0], rope=moved)
         return padded.pack([y]), after
 
-    # What the verbs check, where tensors come from outside.
+    # Checks of the verbs' inputs.
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
-        """Return what the letters of its shapes stand for."""
+        """Return the sizes that the letters of its shapes stand for."""
         sizes = {"h": self.heads, "g": self.kv_heads, "o": self.value_heads}
         sizes |= {"d": self.dim, "e": self.value_dim}
         return sizes if batch is None else {"b": batch, **sizes}
@@ -420,8 +422,8 @@ class Attention(nn.Module):
         rope: RotaryEmbedding | None,
         extra: dict[str, Any],
     ) -> Layout:
-        """The layout of q, k, v and the extra inputs. Raises ValueError or TypeError unless they go together
-        and have the heads and widths this mechanism was built for."""
+        """Return the layout of q, k, v and the extra inputs. Raises ValueError or TypeError unless they fit
+        together and have the heads and widths this mechanism was built for."""
         checks.qkv(q, k, v, mask, self.sizes(), same_length=True, value_heads=self._value_axis())
         layout = Layout.of("q", q, mask, cu_seqlens)
         if self.shared_key and k is not q and checks.readable(q, k, mask):
@@ -478,7 +480,7 @@ class Attention(nn.Module):
         return form
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is computed again when it is needed."""
+        """Leave out cached values, which are computed again when needed."""
         return self.__dict__ | {"_forms": {}}
 
     def check_memory(self, memory: State, q: Tensor) -> None:

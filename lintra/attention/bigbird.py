@@ -1,16 +1,16 @@
 """BigBird, block-sparse attention: Zaheer et al. 2020, arXiv:2007.14062, sections 2 and 3, appendix D.
 
-Tokens stand in blocks of c. A query of block i sees the keys of a set of blocks,
+Tokens are divided into blocks of c. A query of block i sees the keys of a set of blocks,
 
     the first and the last (global), i - 1, i, i + 1 (window), and r sampled at random from the others,
 
-and softmax attention over them gives y; queries of the global blocks see all keys. Blocks are counted in real
-tokens: the last one is that of the sample's own length. The random ones are fixed when it is built, by a few
-numbers for each key-value head from which the blocks of any row and any length follow.
+and softmax attention over them gives y; queries of the global blocks see all keys. Blocks count real tokens:
+the last one is that of the sample's own length. The random ones are fixed at construction, by a few numbers
+for each key-value head from which the blocks of any row and any length follow.
 
-Causal is an extension of the paper: the same sets, of earlier tokens. Row i has the first block, its window
-as far as it has been, r random blocks of those before, and its own block up to the query. None of that
-depends on what comes later, so a token generated reads the same blocks from a cache of all keys and values.
+The causal form extends the paper: the same sets, of earlier tokens. Row i has the first block, the past part
+of its window, r random earlier blocks, and its own block up to the query. None of this depends on later
+tokens, so a generated token reads the same blocks from a cache of all keys and values.
 
 Cost of t tokens: t w (d + e) multiplications and additions a head with w = (5 + r) c keys to a query, and
 2 c t (d + e) for the global queries. A token generated: w (d + e).
@@ -39,11 +39,11 @@ class Config:
     """BigBird, block-sparse attention."""
 
     block: int = 64  # tokens to a block
-    random_blocks: int = 3  # that a row sees beside those it sees anyway
+    random_blocks: int = 3  # random blocks that a row sees beside the others
     window_blocks: int = 3  # around each block, itself included; odd
-    left_blocks: int = 1  # at the beginning, which all see and which see all
+    left_blocks: int = 1  # global blocks at the beginning: all see them, they see all
     right_blocks: int | None = None  # the same at the end; None: 1, or 0 where causal
-    random_limit: int | None = None  # random blocks are taken from so many first tokens; None: from all
+    random_limit: int | None = None  # random blocks are taken from this many first tokens; None: from all
     seed: int = 0  # of the random blocks
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
@@ -144,7 +144,7 @@ class BigBirdAttention(ScoredAttention):
         """Return the blocks that these rows of `number` blocks see, as a list, and which entries count; none
         twice.
 
-        Causal, that is beside the row's own block, and row + 1 is all the blocks there are for it.
+        When causal, the row's own block is not listed, and there are row + 1 blocks for it.
         """
         left, limit = self.config.left_blocks, self.config.random_limit
         number = row + 1 if self.causal else number.expand_as(row)
@@ -212,7 +212,7 @@ class BigBirdAttention(ScoredAttention):
         time = t + c - 1 if s else t
         places = c * first[:, None] + torch.arange(time, device=q.device)
         places = places.clamp(max=s + t - 1).expand(q.shape[0], -1)
-        # Where no query stands, any is put, and what it gets is left.
+        # Places without a query hold an arbitrary one, whose output is discarded.
         placed = take(q, (after.order.gather(1, places) - s).clamp(min=0))
         y = self._past(placed, take(after.k, after.order), take(after.v, after.order), first)
         return take(y, (here - c * first[:, None]).clamp(min=0))
@@ -253,6 +253,6 @@ def _append(state: BigBirdState, k: Tensor, v: Tensor, here: Tensor) -> BigBirdS
     t, s = k.shape[1], state.k.shape[1]
     k, v = append((state.k, state.v), (k, v))
     new = torch.arange(s, s + t, device=k.device).expand_as(here)
-    # Padding is put in a last place, which is cut off.
+    # Padding goes to a last place, which is cut off.
     order = functional.pad(state.order, (0, t + 1)).scatter(1, here.masked_fill(here < 0, s + t), new)
     return BigBirdState(k, v, order[:, :-1], state.seen + (here >= 0).sum(1))

@@ -40,26 +40,26 @@ from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
 from lintra.ops.padding import connected_zeros, real_tokens
 
-BLOCK = 16  # queries of a cluster to a block, at least, unless they look at fewer keys
+BLOCK = 16  # fewest queries of a cluster to a block, unless they look at fewer keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Clustered attention."""
 
-    # Before the hash was redrawn at all, a model kept that of the start, and its planes went through 0.
+    # Models from before the hash was redrawn kept their first one, whose planes went through 0.
     ABSENT: ClassVar = {"redraw_every": None, "hash_bias": False}
 
     clusters: int = 100  # of the queries of a sequence, for each head
     bits: int = 63  # of a query's hash
     hash_bias: bool = True  # planes of the hash lie beside 0, so that lengths count; else directions alone
     iterations: int = 10  # of Lloyd's algorithm
-    improved: bool = True  # every query looks itself at the keys its cluster finds most important
-    topk: int = 32  # how many keys those are
+    improved: bool = True  # every query attends itself to the keys its cluster finds most important
+    topk: int = 32  # number of those keys
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
-    redraw_every: int | None = 1  # training steps with one hash and first centroids; None: these stay
-    seed: int = 0  # of the first ones
+    redraw_every: int | None = 1  # training steps with one hash and first centroids; None: they stay
+    seed: int = 0  # of the first hash and centroids
 
     def __post_init__(self):
         fields.check(self)

@@ -37,9 +37,9 @@ class Config:
 
     decay: bool = True  # the state fades at a rate each token decides; False: DeltaNet
     negative_eigenvalues: bool = False  # beta in [0, 2] instead of [0, 1]
-    conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
+    conv: int | None = 4  # tokens that the convolution sees, its own included; None: no convolution, no SiLU
     gate: bool = True  # multiply by silu of a projection of the layer's input
-    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
+    value_heads: int | None = None  # heads of v, each with its own state; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 

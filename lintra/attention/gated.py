@@ -35,9 +35,9 @@ from lintra.ops.rope import RotaryEmbedding
 class Config:
     """Gated linear attention."""
 
-    rank: int = 16  # numbers a token's decays are computed from
+    rank: int = 16  # width of the projection from which a token's decays are computed
     temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
-    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
+    value_heads: int | None = None  # heads of v, each with its own state; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
     impl: Impl = "auto"  # which implementation of the recurrence
 

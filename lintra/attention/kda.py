@@ -33,11 +33,11 @@ class Config:
     """Kimi Delta Attention."""
 
     decay: ClassVar[bool] = True  # what `delta` may leave out
-    rank: int | None = None  # numbers that a token's decays, and its gate, are computed from; None: dim
+    rank: int | None = None  # width of the projections for a token's decays and its gate; None: dim
     negative_eigenvalues: bool = False  # beta in [0, 2] instead of [0, 1]
-    conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
+    conv: int | None = 4  # tokens that the convolution sees, its own included; None: no convolution, no SiLU
     gate: bool = True  # multiply by sigmoid of a projection of the layer's input
-    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
+    value_heads: int | None = None  # heads of v, each with its own state; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 

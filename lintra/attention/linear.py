@@ -16,7 +16,7 @@ Rotary positions turn the features, in the numerator alone (Su et al. 2021, arXi
 Features that share no entry are still rotated onto each other: the denominator is then 0 and the numerator is
 not, so that this needs a map whose products are above 0. `rotary="inputs"` turns q and k before any map: the
 weights agree above and below, and y is an average of values, though no longer a function of distances alone.
-`rotary="unbounded"` is the equation with the other maps too, for weights that were trained so.
+`rotary="unbounded"` is the equation with the other maps too, for weights that were trained with it.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ __all__ = [
 class Config:
     """Linear attention."""
 
-    # Every map was rotated above a denominator before some were refused.
+    # Earlier versions rotated every map above a denominator; some are now refused.
     ABSENT: ClassVar = {"rotary": "unbounded"}
 
     feature_map: FeatureMap = field(default_factory=EluPlusOne)  # applied to q and k

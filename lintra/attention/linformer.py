@@ -6,7 +6,7 @@ The keys and the values of n tokens are each mixed down to r rows, and the queri
 
 E and F [r, max_length] are learned; a shorter sequence uses their first columns, one for each real token in
 its order. Section 4 names pooling over windows of max_length / r tokens as the other choices: the mean, the
-largest number of each channel, or a convolution whose stride is the window; a window in which no token stands
+largest number of each channel, or a convolution whose stride is the window; a window without tokens
 is not seen.
 
 Cost of t tokens: 2 t r (d + e) multiplications and additions a head. Every row mixes all tokens, the later
@@ -33,7 +33,7 @@ class Config:
     """Linformer."""
 
     max_length: int = 4096  # tokens, padding included; a longer sequence is refused
-    rank: int = 256  # rows that stand for the tokens; in the paper k
+    rank: int = 256  # rows that the tokens are mixed down to; k in the paper
     projection: Literal["learned", "mean", "max", "convolution"] = "learned"  # how tokens become rows
     sharing: Literal["none", "headwise", "key-value"] = "headwise"  # weights for each head | for all | E = F
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5

@@ -12,8 +12,8 @@ have a dilation of its own. Places count real tokens.
 
 Cost of t tokens: t (2 w + 64) (d + e) multiplications and additions a head, t (w + 64) (d + e) when causal,
 2 |G| t (d + e) for the global tokens, and three further projections. The state holds the last w D keys and
-values and those of the global tokens; and what global tokens to come will read, their projections of the
-first `global_tokens` tokens, or with `global_projections` of all.
+values and those of the global tokens; and, for later global tokens to read, their projections of the first
+`global_tokens` tokens, or of all with `global_projections`.
 """
 
 from dataclasses import dataclass, replace
@@ -41,10 +41,10 @@ class Config:
     """Longformer."""
 
     window: int = 256  # tokens a token sees to each side; causal: before its own
-    dilation: int | tuple[int, ...] = 1  # of the tokens in the window, every how many-th is seen; or per head
-    global_tokens: int = 0  # so many real tokens at the front see all and are seen by all
-    global_projections: bool = False  # any tokens may be global: a global_mask comes with each call
-    global_limit: int | None = None  # most global tokens of a sample, where masks name them; None: all
+    dilation: int | tuple[int, ...] = 1  # one in this many tokens of the window is seen; or per head
+    global_tokens: int = 0  # this many real tokens at the front see all and are seen by all
+    global_projections: bool = False  # any token may be global: each call takes a global_mask
+    global_limit: int | None = None  # most global tokens of a sample when masks name them; None: all
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
 
@@ -154,12 +154,12 @@ class LongformerAttention(ScoredAttention):
             first += width
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **extra: Any) -> Tensor:
-        """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`.
+        """`global_mask` [b t] says which tokens are global, instead of the first `global_tokens`.
 
-        How many there are is read off it. Where that cannot be, while a graph is made or inside torch.func,
-        room is made for `global_limit` of them, of which the first in a sample are then global, or for t:
-        without a limit the cost is O(t^2 d) there. On a GPU too, a limit saves waiting for that number.
-        ValueError for more than the limit, where they can be counted at no cost."""
+        Their number is read from the mask. Where it cannot be read, while a graph is made or inside
+        torch.func, room is made for `global_limit` of them, and the first ones of a sample are then global;
+        without a limit room is made for t, at a cost of O(t^2 d). On a GPU, too, a limit saves waiting for
+        the number. Raises ValueError for more than the limit, where they can be counted at no cost."""
         state = self.start(layout.n, device=q.device, dtype=q.dtype)
         x, left = self._enter(q, k, v, state, layout, **extra)
         if layout.shard is not None:
@@ -186,8 +186,8 @@ class LongformerAttention(ScoredAttention):
     def _extend(
         self, q: Tensor, k: Tensor, v: Tensor, state: LongformerState, layout: Layout, **extra: Any
     ) -> tuple[Tensor, LongformerState]:
-        """A `global_mask` needs global_projections=True: only then the state holds all that a later global
-        token reads. `global_limit` counts the global tokens of the state too."""
+        """A `global_mask` needs global_projections=True: only then does the state hold all that a later
+        global token reads. `global_limit` counts the global tokens of the state too."""
         self._check_later(extra)
         x, left = self._enter(q, k, v, state, layout, **extra)
         y = self._attend(x, state)
@@ -239,7 +239,7 @@ class LongformerAttention(ScoredAttention):
             return _QKV(*(rotated if left is None else map(left.gather, rotated)))
 
         local = prepare(q, k, v)
-        # Without projections for them there are no global tokens: what stands for them is not looked at.
+        # Without projections for them there are no global tokens: their placeholders are not read.
         wide = local
         if projected:
             sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
@@ -331,13 +331,13 @@ class LongformerAttention(ScoredAttention):
     def _check_later(self, extra: dict[str, Any]) -> None:
         if extra.get("global_mask") is not None and not self.config.global_projections:
             raise ValueError(
-                "after a state, a global_mask needs global_projections=True: only then the state holds what "
-                f"later global tokens read, got {spelled(self.config)}"
+                "after a state, a global_mask needs global_projections=True: only then does the state hold "
+                f"what later global tokens read, got {spelled(self.config)}"
             )
 
 
 def _behind(place: Tensor, tokens: Tokens) -> Tensor:
-    """Places [b s] of tokens of which the last ones have these, the others earlier ones."""
+    """Return the places [b s] of tokens, the last of which have these, the others earlier ones."""
     return functional.pad(place, (tokens.seen.shape[1] - place.shape[1], 0), value=-1)
 
 

@@ -8,13 +8,14 @@ and a query attends to the tokens of a window and to the summaries in one softma
 
     y_i = softmax(scale [q_i . LN(K)_window, q_i . LN'(K')]) [LN(V)_window; LN'(V')]
 
-A mean is shorter than the vectors it is of and would be ignored, hence the two normalisations (DualLN), over
-the features of all heads together. Bidirectional, all of a segment of w tokens see the segment, w / 2 tokens
-on each side of it, and `rank` summaries of everything. Causal, a token sees the last w, its own included, and
-`segment_rank` summaries of every segment of `segment` tokens before its own.
+A mean is shorter than the vectors it averages and would be ignored, hence the two normalisations (DualLN),
+over the features of all heads together. In the bidirectional form, every token of a segment of w sees the
+segment, w / 2 tokens on each side of it, and `rank` summaries of everything. In the causal form, a token sees
+the last w, its own included, and `segment_rank` summaries of every segment of `segment` tokens before its
+own.
 
-Rotary positions turn the queries and keys of the window. Summaries are of keys as they came, and are read by
-queries as they came.
+Rotary positions turn the queries and keys of the window. Summaries are made of keys, and read by queries,
+that are not rotated.
 
 Cost of t tokens: t (2 w + r) (d + e) multiplications and additions a head; causal t (w + r t / (2 l)) (d + e)
 with r summaries of a segment of l tokens: quadratic, by that small factor. The state holds the last w - 1 to
@@ -44,7 +45,7 @@ from lintra.ops.softmax_attention import PartialAttention, merge_lse
 from lintra.ops.softmax_native import all_keys, runs_natively, softmax_native
 from lintra.ops.state import map_state
 
-# So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
+# Queries look back in blocks of this many; a block skips the summaries that all of its queries precede.
 _BLOCK = 512
 
 
@@ -54,7 +55,7 @@ class Config:
 
     window: int = 128  # causal: tokens a query sees; else of a segment, which sees half as many on each side
     rank: int = 32  # bidirectional: summaries of the sequence; 0: none
-    segment: int = 16  # causal: tokens that are summed up together
+    segment: int = 16  # causal: tokens summarised together
     segment_rank: int = 1  # causal: summaries of a segment; 0: none
     dual_norm: bool = True  # normalise tokens and summaries, each with weights of their own
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
@@ -338,8 +339,8 @@ class LongShortAttention(ScoredAttention):
         return held - max(0, held - self.config.window + 1) // size * size
 
     def _passed(self, state: LongShortState) -> int:
-        """Return how many tokens there were, padded ones too. Read off the sizes of the state, which grow and
-        shrink by whole segments: a value would have to be waited for."""
+        """Return how many tokens there were, padded ones too, from the sizes of the state, which grow and
+        shrink by whole segments: reading a value would mean waiting for the device."""
         size = self.config.segment
         return state.summary_k.shape[1] * size + state.k.shape[1] % size
 
@@ -347,7 +348,7 @@ class LongShortAttention(ScoredAttention):
 def _left(
     layout: Layout, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
 ) -> tuple[LeftAlign | None, Tensor, Tensor, Tensor, RotaryEmbedding | None]:
-    """The real tokens in front, and how they got there."""
+    """Return the tokens with the real ones in front, and how they were moved there."""
     left = layout.left_align()
     if left is None:
         return None, q, k, v, rope

@@ -12,9 +12,9 @@ rounds are joined by their log-sum-exps. j = i is left out unless nothing else i
 Cost of t tokens: 2 t m (d + e) multiplications and additions a head and round, t d c for the hash (c up to
 64 columns), and a sort. The state keeps u, v and the buckets of every token.
 
-A causal query reads nothing later. But tokens are sorted all together, so later ones may push an earlier key
-out of a query's sight: the outputs of a sequence are not those of its beginnings, and generating token by
-token gives each the output that the last token of the sequence so far has.
+A causal query reads no later token. But tokens are sorted all together, so later ones may push an earlier key
+out of a query's sight: the outputs of a sequence are not those of its prefixes, and generating token by token
+gives each token the output that the last token of the sequence so far has.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from lintra.config import fields
 from lintra.ops import lsh
 from lintra.ops.layout import Layout
 
-MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits
+MOST_ROUNDS = 255  # the rounds that see a key are counted in 8 bits
 LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
 
 
@@ -39,7 +39,7 @@ LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, mor
 class Config:
     """LSH attention (Reformer)."""
 
-    # Before hashes were redrawn at all, a model kept those of the start.
+    # Models from before hashes were redrawn kept their first ones.
     ABSENT: ClassVar = {"redraw_every": None}
 
     rounds: int = 2  # hashes, each with its own sort

@@ -4,7 +4,7 @@ m landmarks q~, k~ are the means of m segments of the queries and of the keys. W
 
     F = softmax(scale q k~^T)      A = softmax(scale q~ k~^T)      B = softmax(scale q~ k^T)
 
-the matrix of attention weights is taken to be F A^+ B, so that y = F (A^+ (B v)). The pseudo-inverse A^+
+the matrix of attention weights is approximated by F A^+ B, so that y = F (A^+ (B v)). The pseudo-inverse A^+
 comes from a few iterations of matrix products. With at most m queries or keys nothing has to be approximated:
 y is that of softmax attention. A convolution over the values, one kernel a head, may be added to y.
 
@@ -97,7 +97,7 @@ class NystromAttention(ScoredAttention):
         return map_state(torch.clone, self._memory(k, v, layout))
 
     def _cross_attend(self, q: Tensor, memory: NystromMemory, layout: Layout) -> Tensor:
-        """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
+        """Every query reads all of the memory; query landmarks are those of the queries given."""
         return self._attend(q, memory, layout.mask, memory.real).to(q.dtype)
 
     def _memory(self, k: Tensor, v: Tensor, layout: Layout) -> NystromMemory:

@@ -5,8 +5,8 @@ attention over them estimates softmax attention, with an error that falls as fea
 
     exp(q . k / sqrt(d)) = E_w[exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)],  x, y = d^-1/4 q, d^-1/4 k
 
-Exponents are kept at or below 0. The constant taken from a query's cancels in its ratio; the one taken from
-the keys' is, when causal, their running maximum, which is a decay of the sum (e is the exponent of a key):
+Exponents are kept at or below 0. The constant subtracted from a query's cancels in its ratio; the constant of
+the keys is, when causal, their running maximum, which is a decay of the sum (e is the exponent of a key):
 
     c_t  = max(c_{t-1}, max_r e_{t,r})
     kv_t = exp(c_{t-1} - c_t) kv_{t-1} + exp(e_t - c_t) v_t^T        z_t likewise, with 1 for v_t
@@ -59,7 +59,7 @@ class Config:
     kernel: Literal["positive", "hyperbolic", "generalized"] = "positive"  # w | w and -w | activation of w.x
     activation: Literal["relu", "squared_relu", "elu+1"] = "relu"  # of the generalized kernel
     kernel_eps: float = 1e-3  # added to the features of the generalized kernel; no unit
-    kernel_eps_scaled: bool = False  # times rows ** -0.5, as the activations beside it: the paper's form
+    kernel_eps_scaled: bool = False  # kernel_eps times rows ** -0.5, as the activations: the paper's form
     orthogonal: bool = True  # directions orthogonal in blocks of d rows; else independent
     row_norms: Norms = "chi"  # lengths of the rows: as of normal vectors (unbiased), or all sqrt(d)
     per_head: bool = False  # a projection for each key-value head; else one for all
@@ -76,7 +76,7 @@ class Config:
         for name in ("activation", "kernel_eps", "kernel_eps_scaled"):
             if self.kernel != "generalized" and getattr(self, name) != getattr(Config, name):
                 raise ValueError(
-                    f"{name} is of kernel='generalized', got {getattr(self, name)!r} with "
+                    f"{name} needs kernel='generalized', got {getattr(self, name)!r} with "
                     f"kernel={self.kernel!r}"
                 )
 
@@ -212,7 +212,7 @@ class Performer(KernelAttention):
             c = c.nan_to_num(torch.nan, neginf=0.0)
         # A sum: the gradient of a difference would be a negative copy of all features.
         shift = (-offset - c)[..., None]
-        # In place, but for transforms: vmap may have more states than keys.
+        # In place, except in transforms: vmap may have more states than keys.
         return Keys(projection.add_(shift) if eager() else projection + shift, log_decay, last)
 
     def _projection(self, x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class Performer(KernelAttention):
         """The features of the generalized kernel, equation 5.
 
         There kernel_eps belongs to the activation, before both are divided by the root of the rows, as with
-        kernel_eps_scaled. The default adds it behind, as the authors' TensorFlow code does for relu."""
+        kernel_eps_scaled. The default adds it afterwards, as the authors' TensorFlow code does for relu."""
         config, scale = self.config, self.rows**-0.5
         features = ACTIVATIONS[config.activation](project(x * self.dim**-0.25, self.weight.to(x.dtype)))
         return features * scale + config.kernel_eps * (scale if config.kernel_eps_scaled else 1.0)

@@ -9,10 +9,10 @@ The weights have both signs, so there is no denominator: each head is normalised
 is GroupNorm, its authors' code divides by the root mean square, which is the default here: it keeps the
 mean of a head, and zeros stay zeros. Head i forgets the share 2^(-5-i) of its state at each token.
 
-The rate is that of a query head, and so is the state: where query heads share a key-value head, its keys
-and values fade in as many states as there are query heads. decay_per="kv_head" has one rate and one state
-for each key-value head instead. With more value heads than key heads (`value_heads`) a head in these
-sentences is one of y, a key-value head a value head.
+Each query head has a rate and a state: where query heads share a key-value head, its keys and values fade in
+as many states as there are query heads. decay_per="kv_head" has one rate and one state for each key-value
+head instead. With more value heads than key heads (`value_heads`), "head" above means a head of y, and
+"key-value head" a value head.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
 holds d (e + 1) numbers a head whatever the length.
@@ -41,16 +41,16 @@ from lintra.ops.rope import RotaryEmbedding
 class Config:
     """Retention."""
 
-    # Before query heads had rates of their own, those that shared keys had one.
+    # In earlier versions, query heads that shared keys had one rate.
     ABSENT: ClassVar = {"decay_per": "kv_head"}
 
     fastest: float = 2**-5  # share of its state that the first head forgets at each token
     slowest: float | None = None  # that of the last, geometric in between; None: halved from head to head
     decay_per: Literal["head", "kv_head"] = "head"  # kv_head: the query heads that share keys fade alike
     normalize_heads: bool = True  # divide each head by its root mean square
-    centre_heads: bool = False  # take the mean of a head away first: GroupNorm, as in the paper
+    centre_heads: bool = False  # subtract the mean of a head first: GroupNorm, as in the paper
     gate: bool = True  # multiply by silu of a projection of the layer's input
-    value_heads: int | None = None  # None: as many as key heads
+    value_heads: int | None = None  # heads of v; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum
 
@@ -58,7 +58,7 @@ class Config:
         fields.check(self)
         fields.at_least(self, value_heads=1, chunk=1)
         if self.centre_heads and not self.normalize_heads:
-            raise ValueError("centre_heads is of normalize_heads=True, got True with normalize_heads=False")
+            raise ValueError("centre_heads needs normalize_heads=True, got True with normalize_heads=False")
         if not 0 < self.fastest < 1:
             raise ValueError(f"fastest must be above 0 and below 1, got {self.fastest}")
         if self.slowest is not None and not 0 < self.slowest <= self.fastest:
@@ -88,7 +88,7 @@ class Retention(Attention):
         self.register_buffer("log_decay", _log_decay(config, self.rates).to(torch.get_default_dtype()))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Retention":
-        """The rates of the configuration in another dtype, not the rounding of those in the one before."""
+        """Apply , with the rates computed again in another dtype rather than rounded from the old ones."""
         exact, before = _log_decay(self.config, self.rates), self.log_decay
         own = type(before) is Tensor and not before.is_meta and torch.equal(before, exact.to(before))
         super()._apply(fn, recurse)

@@ -14,9 +14,9 @@ With `gate` the past is forgotten by a factor g_t that the layer's input decides
     y_t  = phi(q_t)^T kv_t / max(phi(q_t) . z_t, den_eps n_t |phi|^2)
 
 Without it the factors g_t and 1 - g_t are 1. Weights of trig have both signs, and their sum may come near 0
-by chance. With the bound |y| is at most max |v| / den_eps, for no weight exceeds |phi|^2. A weight that m
-rows estimate has a standard error of up to (2 m)^(-1/2) |phi|^2: a denominator below that part of n is
-noise, which is the default bound.
+by chance. With the bound, |y| is at most max |v| / den_eps, since no weight exceeds |phi|^2. A weight that m
+rows estimate has a standard error of up to (2 m)^(-1/2) |phi|^2. That part of n is the default bound: a
+denominator below it is noise.
 
 Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
 additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
@@ -50,7 +50,7 @@ class Config:
     """Random feature attention."""
 
     features: int = 64  # rows w of the projection of a head; trig makes two features of each
-    kernel: Literal["trig", "arccos"] = "trig"  # of both signs; not negative
+    kernel: Literal["trig", "arccos"] = "trig"  # trig: weights of both signs; arccos: not negative
     gate: bool = False  # forget the past by a gate of the layer's input; causal only
     gate_bias: float = 0.0  # added to the gate's input, learned from here; 0: half is forgotten, 3: 5 %
     tau: float = 1.0  # temperature: projections are divided by it; no unit
@@ -69,7 +69,7 @@ class Config:
         fields.finite(self, "gate_bias")
         fields.positive(self, "tau", "den_eps")
         if self.gate_bias and not self.gate:
-            raise ValueError(f"gate_bias is of gate=True, got {self.gate_bias} with gate=False")
+            raise ValueError(f"gate_bias needs gate=True, got {self.gate_bias} with gate=False")
 
     def build(self, **shape) -> "RandomFeatureAttention":
         return RandomFeatureAttention(self, **shape)

@@ -80,7 +80,7 @@ class SoftmaxAttention(ScoredAttention):
             return self.attend_all(q, k, v, layout.mask)
         if layout.mask is None:
             window = self.config.window
-            # What `torch.jit.trace` sees of a short input, it would do to long ones.
+            # `torch.jit.trace` would apply what it records for a short input to long ones.
             if window is None or (window >= layout.time and not torch.jit.is_tracing()):  # pyright: ignore (not exported)
                 return self.attend(q, k, v, None, causal=True)
             return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)

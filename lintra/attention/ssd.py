@@ -6,7 +6,7 @@ decides and takes in the more of a token the faster it forgets:
     kv_t = a_t kv_{t-1} + dt_t k_t v_t^T        y_t = norm((kv_t^T q_t + D v_t) * silu(gate_t))
     dt_t = softplus(x_t W + dt_bias)            a_t = exp(-exp(A_log) dt_t)
 
-In the words of state spaces q is C, k is B, v is x and kv is h. Before that q, k and v pass a short causal
+In state-space terms, q is C, k is B, v is x and kv is h. Before that q, k and v pass a short causal
 convolution over time, each channel by itself, and SiLU. The norm is that of the mean square, over all heads.
 The paper's layer has one q and one k for all heads, each with v, dt and A of its own: heads = kv_heads = 1
 and `value_heads`. Without these kv_heads = 1 is one k, v, dt and A for all.
@@ -36,10 +36,10 @@ from lintra.ops.rope import RotaryEmbedding
 class Config:
     """State space duality, the layer of Mamba-2."""
 
-    conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
+    conv: int | None = 4  # tokens that the convolution sees, its own included; None: no convolution, no SiLU
     skip: bool = True  # add D times a token's own value
     gate: bool = True  # multiply by silu of a projection of the layer's input, before the norm
-    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
+    value_heads: int | None = None  # heads of v, each with its own state; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 

@@ -63,7 +63,7 @@ def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
     y, state = extend_by_steps(built, q, k, v, built.start(1))
     assert state.k.shape[1] == 6
     torch.testing.assert_close(y, built(q, k, v))
-    with pytest.raises(NotImplementedError, match="a state that grows needs an `extend` of its own"):
+    with pytest.raises(NotImplementedError, match="a state that grows needs its own `extend`"):
         extend_by_steps(built, q, k, v, built.start(1), mask=torch.ones(1, 6, dtype=torch.bool))
 
 

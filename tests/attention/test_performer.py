@@ -271,9 +271,9 @@ def test_defect_22_no_state_for_every_token():
         ("kernel_eps", -1.0, "kernel_eps must be at least 0 and finite, got -1"),
         ("eps", float("inf"), "eps must be at least 0 and finite, got inf"),
         ("chunk", 0, "chunk must be at least 1, got 0"),
-        ("activation", "elu+1", "activation is of kernel='generalized', got 'elu.1' with kernel='positive'"),
-        ("kernel_eps", 0.1, "kernel_eps is of kernel='generalized', got 0.1"),
-        ("kernel_eps_scaled", True, "kernel_eps_scaled is of kernel='generalized', got True"),
+        ("activation", "elu+1", "activation needs kernel='generalized', got 'elu.1' with kernel='positive'"),
+        ("kernel_eps", 0.1, "kernel_eps needs kernel='generalized', got 0.1"),
+        ("kernel_eps_scaled", True, "kernel_eps_scaled needs kernel='generalized', got True"),
     ],
 )
 def test_config_refuses(field, value, message):

@@ -121,7 +121,7 @@ def test_a_class_is_found_where_its_module_is_imported(package, tmp_path):
     checkpoint.save(model, tmp_path / "model")
     assert checkpoint.load(tmp_path / "model").config == model.config
     del sys.modules["acme_mean"]
-    with pytest.raises(checkpoint.Error, match="'acme_mean:Config' is of a module that this program has not"):
+    with pytest.raises(checkpoint.Error, match="'acme_mean:Config' is in a module that this program has not"):
         checkpoint.load(tmp_path / "model")
 
 

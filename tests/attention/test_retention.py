@@ -223,7 +223,7 @@ def test_what_it_reads_is_checked():
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
         (
             {"centre_heads": True, "normalize_heads": False},
-            "centre_heads is of normalize_heads=True, got True",
+            "centre_heads needs normalize_heads=True, got True",
         ),
     ],
 )

@@ -371,7 +371,7 @@ def test_defect_22_no_state_for_every_token():
         ({"tau": 0.0}, "tau must be above 0 and finite, got 0"),
         ({"den_eps": 0.0}, "den_eps must be above 0 and finite, got 0"),
         ({"gate": True, "gate_bias": math.inf}, "gate_bias must be finite, got inf"),
-        ({"gate_bias": 1.0}, "gate_bias is of gate=True, got 1"),
+        ({"gate_bias": 1.0}, "gate_bias needs gate=True, got 1"),
         ({"redraw_every": 0}, "redraw_every must be at least 1, got 0"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
