@@ -30,12 +30,12 @@ COMMANDS = {
     "predict": (
         "predict",
         "predict_command",
-        "classify texts, forecast series, write down speech, as JSON",
+        "classify texts, forecast series, transcribe speech, as JSON",
     ),
     "transcribe": (
         "transcribe",
         "transcribe_command",
-        "write down speech, of files, piped in or live (--stream)",
+        "transcribe speech from files, a pipe or live (--stream)",
     ),
     "evaluate": ("evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),
@@ -75,7 +75,7 @@ _EXTRA = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command -> the exit code, as `run` has it."""
+    """Run one command -> the exit code, as of `run`."""
     return run(_any_command, args)
 
 
@@ -104,7 +104,7 @@ def run(
     keep_freed_memory()
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to lose a result
+        sys.stdout.reconfigure(errors="replace")  # a character that its encoding lacks must not lose a result
     try:
         code = command(args)
         sys.stdout.flush()
@@ -123,8 +123,8 @@ def run(
 
 
 def _should_report(error: Exception) -> bool:
-    """Return whether this process prints an error. Rank 0 alone prints one that all ranks share; every rank
-    that is left prints a lost connection."""
+    """Return whether this process prints an error. Rank 0 alone prints errors that all ranks share; every
+    remaining rank prints a lost connection."""
     if not hasattr(error, "exit_code") or isinstance(error, ConnectionError):
         return True
     from lintra.train.launch import is_first_process
@@ -133,15 +133,15 @@ def _should_report(error: Exception) -> bool:
 
 
 def _open_closed_streams() -> None:
-    """Give the process an empty standard input and outputs that go nowhere, where it was started with them
-    closed."""
+    """Give the process an empty standard input and outputs that go nowhere, where they were closed when it
+    started."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as the process is)
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:
-    """The function of a command. Raises ValueError for an unknown name."""
+    """Return the function of a command. Raises ValueError for an unknown name."""
     if name not in COMMANDS:
         raise ValueError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
     module, function, _ = COMMANDS[name]
@@ -149,8 +149,7 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _one_line(error: Exception) -> str:
-    """Say what went wrong, for a person. An error that is not the user's says what it is and how to see
-    more."""
+    """Describe an error in words. One that is not the user's fault names its type and how to see more."""
     message = " ".join(_OF_WORKER.sub("", str(error)).split())
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _EXTRA:

@@ -17,13 +17,13 @@ _FLAG_WIDTH = 29  # columns for a flag and its values
 
 
 class UsageError(ValueError):
-    """The command line is not what the program takes."""
+    """The command line is not one that the program accepts."""
 
 
 def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, takes: str = "") -> T:
-    """An instance of the dataclass `form` out of flags; nested dataclasses give flags without a prefix.
+    """Parse flags into an instance of the dataclass `form`; nested dataclasses give flags without a prefix.
 
-    takes: what else it takes, for the help.
+    takes: positional arguments, for the help.
 
     Prints the help and raises SystemExit(0) for --help. Raises UsageError with one line.
     """
@@ -41,8 +41,8 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
 
 
 def parse_known(form: type[T], args: Sequence[str], default: T | None = None) -> T:
-    """An instance of the dataclass `form` out of those of the flags that are its own, `default` but for them;
-    without any where they are wrong, which `parse` reports."""
+    """Return `default`, an instance of the dataclass `form`, changed by those of the flags that it has. If
+    they are wrong, none applies, and `parse` reports it."""
     default = form() if default is None else default
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -52,7 +52,7 @@ def parse_known(form: type[T], args: Sequence[str], default: T | None = None) ->
 
 
 def changed(options: Any, names: Iterable[str] | None = None) -> list[str]:
-    """Return which of the flags of a dataclass `options` differ from their defaults: of these, or of all."""
+    """Return which flags of a dataclass `options` differ from their defaults, among these or all."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     return [x for x in (defaults if names is None else names) if getattr(options, x) != defaults[x]]
 

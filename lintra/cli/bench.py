@@ -33,7 +33,7 @@ def bench(args: Sequence[str]) -> int:
 
 
 def choose(prog: str, package: str, benches: Mapping[str, str], args: Sequence[str]) -> int:
-    """Run the benchmark of a package that the first argument names -> the exit code.
+    """Run the benchmark that the first argument names -> the exit code.
 
     prog: the words before the name; benches: name of the module -> what it measures, for the help.
     Raises UsageError for another name and for flags that the benchmark does not take.

@@ -41,7 +41,7 @@ def words() -> dict[str, list[str]]:
 
 
 def script(words: dict[str, list[str]]) -> str:
-    """Return a function for bash that completes so; where it knows nothing, bash completes files."""
+    """Return a bash function that completes these words; where there are none, bash completes files."""
     more = [
         f"    '{place} '*) words='{' '.join(each)}' ;;"
         for place, each in sorted(words.items(), key=lambda item: item[0], reverse=True)

@@ -27,7 +27,7 @@ class DecodingOptions:
     bonus: float = 0.0  # for each symbol, in nats
 
     def as_json(self, search: Search) -> dict[str, Any]:
-        """Return how `search`, which is what `search` made of these flags, finds a text."""
+        """Describe how `search`, built from these flags by the method `search`, finds a text."""
         lm = None if search.lm is None else {"file": str(self.lm), "order": search.lm.order}
         return {"beam": search.beam, "lm": lm, "lm_weight": lm and search.weight, "bonus": search.bonus}
 
@@ -52,9 +52,9 @@ def language_model(file: Path, order: int | None, known: Symbols) -> NGram:
             raise UsageError(f"lm_order is for text: {file} has an order of its own")
         found = NGram.load(file)
         if found.symbols != len(known.names):
-            raise SpeechError(f"{file} is of {found.symbols} symbols, the recogniser of {len(known.names)}")
+            raise SpeechError(f"{file} has {found.symbols} symbols, the recogniser {len(known.names)}")
         if found.names not in (None, known.names):
-            raise SpeechError(f"{file} is of other symbols than the recogniser")
+            raise SpeechError(f"{file} has other symbols than the recogniser")
         return found
     texts, reasons = _encoded(file, known)
     if not texts:
@@ -67,7 +67,7 @@ def language_model(file: Path, order: int | None, known: Symbols) -> NGram:
 
 
 def _encoded(file: Path, known: Symbols) -> tuple[list[list[int]], list[str]]:
-    """The lines as numbers, and of each that has none the reason."""
+    """Return the lines as numbers, and why each of the others has none."""
     texts, reasons = [], []
     for number, line in lines(file):
         try:

@@ -45,10 +45,10 @@ class Options:
     """Score a trained model on its whole test set: exact likelihood, error rates of speech, or forecasts
     beside naive ones."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
-    limit: int | None = None  # only so many samples, chosen at random
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    limit: int | None = None  # score only this many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
-    seed: int = 0  # of that choice, of forecasts' paths and of pictures
+    seed: int = 0  # for that choice, forecasts' paths and pictures
     data: str | None = None  # file or folder to score it on (speech: JSON lines, Kaldi); else the run's own
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
@@ -76,12 +76,12 @@ class Options:
 
     @property
     def written(self) -> list[Path]:
-        """The files that are asked for."""
+        """Return the requested output files."""
         beside = [file for path in self.hypotheses for file in hypotheses.written(path)]
         return [*beside, *(x for x in (self.json, self.predictions) if x is not None)]
 
     def refuse_data(self, task: Task) -> None:
-        """Raise UsageError where what is asked for would take the place of a file that the task reads."""
+        """Raise UsageError if an output would overwrite a file that the task reads."""
         named = [getattr(task.config, name) for name in task.config.PATHS]
         read = [Path(x).expanduser() for x in named if x is not None]
         for file in self.written:
@@ -164,8 +164,8 @@ def _predict(model: Any, task: TextClassification, chosen: list[int], options: O
 
 
 def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:
-    """Return how far from 1 probabilities sum; None for a model that gives no sequence of them. Raises
-    ValueError if they do not sum to 1: a score would not be a likelihood."""
+    """Return how far from 1 probabilities sum; None for a model without a sequence of them. Raises ValueError
+    if they do not sum to 1: a score would not be a likelihood."""
     if not isinstance(model, Decoder):
         return None
     tokens = task.test.__getitems__(chosen[:CHECKED])["tokens"]

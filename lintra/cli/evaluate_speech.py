@@ -89,8 +89,8 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
 
 
 def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus, list[Skipped]]:
-    """The features of the chosen test samples. Where the run keeps features in a folder that is there,
-    those of the whole set are read there, and kept if it can be written to.
+    """Return the features of the chosen test samples. If the folder in which the run keeps features exists,
+    those of the whole set are read from it, and kept there if it is writable.
     """
     chosen = [task.tested[i] for i in sampled(len(task.tested), options.limit, options.seed)]
     cache = task.cached(task.judged_by) if options.limit is None else None

@@ -19,8 +19,8 @@ class Options:
 
     # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md); a folder of its own
     to: Literal["runtime", "onnx", "safetensors"]
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
-    weights: Weights = "float32"  # how they are kept; fewer bits are read in less time
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    weights: Weights = "float32"  # their format; fewer bits are read faster
     opset: onnx.Opset = 20  # of ONNX; 27 has an operator for a recurrence
     domain: onnx.Domain = "ai.onnx"  # whose operator; com.microsoft: that of onnxruntime, with any opset
     out: Path | None = None  # the file; else the model's name with .lrt, -step.onnx and the like, or -model
@@ -31,7 +31,7 @@ class Options:
             raise ValueError(f"weights must be float32 in {form}, got {self.weights}")
         for name in ("opset", "domain"):
             if self.to != "onnx" and getattr(self, name) != getattr(Options, name):
-                raise ValueError(f"{name} is of ONNX, got {getattr(self, name)} with to={self.to}")
+                raise ValueError(f"{name} is for ONNX, got {getattr(self, name)} with to={self.to}")
         if self.to != "safetensors":
             refuse_folder("out", self.out)
 
@@ -55,7 +55,7 @@ def _runtime(model: Any, options: Options) -> None:
 
 
 def _onnx(model: Any, options: Options) -> None:
-    """Every form there is of the model, and a description; what has no parallel form is reported."""
+    """Write every form that the model has, and a description; report the forms that it lacks."""
     forms = onnx.forms(model)
     target: dict[str, Any] = {"opset": options.opset, "domain": options.domain}
     reasons = {form: onnx.why_not(model, form, **target) for form in forms[1:]}  # of the first, write raises
@@ -75,7 +75,7 @@ def _onnx(model: Any, options: Options) -> None:
 
 
 def _safetensors(model: Any, options: Options) -> None:
-    """The model as a folder of its own, without what its training needs; of shards, one file."""
+    """Write the model as a folder of its own, without training state; shards become one file."""
     out = _place(options, "-model")
     checkpoint.save(model, out)
     parts = [x for x in sorted(out.iterdir()) if x.suffix == ".safetensors"]
@@ -83,10 +83,10 @@ def _safetensors(model: Any, options: Options) -> None:
 
 
 def _tokenizer(options: Options) -> bytes | None:
-    """The tokenizer of a run that has one, to stand beside what is exported, in which symbols are numbers."""
+    """Write the tokenizer, if the run has one, beside the export, in which symbols are numbers."""
     try:
         run = train.Run.of(options.model)
-    except Error as error:  # what is exported is whole without it
+    except Error as error:  # the export is complete without it
         print(f"lintra: no tokenizer beside it: {error}", file=sys.stderr)
         return None
     file = getattr(run and run.task, "tokenizer", None)
@@ -94,7 +94,7 @@ def _tokenizer(options: Options) -> bytes | None:
 
 
 def _place(options: Options, ending: str, content: bytes | None = None) -> Path:
-    """The file to write. Raises UsageError where nobody named it and it is there with other content."""
+    """Return the file to write. Raises UsageError for a default name that exists with other content."""
     if options.out is not None:
         name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
         return options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)

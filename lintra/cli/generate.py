@@ -30,7 +30,7 @@ from lintra.tasks import DataError, PixelTask, Task, check_fraction
 from lintra.tasks.text import Text
 
 COMPLETE = 8  # test images
-OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed
+OF_COMPLETIONS = ("completions", "fraction", "data")  # changing one of these asks for completed test images
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Sampling(GenerationOptions):
     """`GenerationOptions` as flags, without those that the command sets itself."""
 
     steps: Annotated[int, tyro.conf.Suppress] = 0
-    batch: int = 64  # sampled at once; Ctrl-C keeps the batches that are done
+    batch: int = 64  # sequences at once; Ctrl-C keeps finished batches
     state_dtype: Annotated[torch.dtype | None, tyro.conf.Suppress] = None
     weights: Annotated[Weights, tyro.conf.Suppress] = "float32"  # --weights is the engine's, float16 too
     end: Annotated[int | None, tyro.conf.Suppress] = None
@@ -49,22 +49,22 @@ class Sampling(GenerationOptions):
 class Options:
     """Draw or write with a trained model, token by token, as an RNN."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
-    samples: int = 16  # images or sequences made from nothing
-    complete: int | tuple[Path, ...] | None = None  # so many test images, or files; else 8 if at hand
-    completions: int = 3  # of each of them
-    fraction: float = 0.5  # the part of them that is given, from the top
-    prompt: str | None = None  # what a text continues
-    length: int | None = None  # of a text with its prompt; else as trained
-    stop: tuple[str, ...] = ()  # a text ends behind one of them
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    samples: int = 16  # images or sequences sampled from scratch
+    complete: int | tuple[Path, ...] | None = None  # number of test images, or files; else 8 if found
+    completions: int = 3  # of each image
+    fraction: float = 0.5  # the part of an image that is given, from the top
+    prompt: str | None = None  # the beginning of a text
+    length: int | None = None  # of a text, prompt included; else as trained
+    stop: tuple[str, ...] = ()  # a text ends after one of these
     end: str | None = None  # a token that ends a text, such as <|endoftext|>
-    stream: bool = False  # write a text as it comes, one after the other
+    stream: bool = False  # print texts as they come, one after the other
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
-    data: str | None = None  # file or folder of its data; else that of training
+    data: str | None = None  # file or folder of data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
     engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
-    weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded, and read in less time
-    out: Path = Path("samples.png")  # of images; completions get the same name with -completions
+    weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded copies, read faster
+    out: Path = Path("samples.png")  # for images; completions: the same name with -completions
     output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
@@ -80,7 +80,7 @@ class Options:
         if self.samples == 0 and self.complete in (0, ()):
             raise ValueError("samples and complete are both 0: there is nothing to draw")
         if self.complete in (0, ()) and (idle := changed(self, ("completions", "fraction"))):
-            raise ValueError(f"{idle[0]} is of images that are completed, and complete is 0")
+            raise ValueError(f"{idle[0]} is for completed images, and complete is 0")
         check_seed(self.sampling.seed)
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
@@ -122,8 +122,8 @@ def generate_command(args: Sequence[str]) -> int:
 
 
 class Drawing:
-    """Draw in batches, with a bar while they come and the speed afterwards. Ctrl-C and SIGTERM end it: what
-    it gives are the sequences of the batches until then."""
+    """Draw in batches, with a progress bar and the speed afterwards. Ctrl-C and SIGTERM stop it: what it
+    returns are the sequences of the batches finished by then."""
 
     def __init__(self, options: Options, model: Decoder):
         self.options, self.model = options, model
@@ -131,9 +131,9 @@ class Drawing:
         self.exit_code = 0
 
     def __call__(self, prompts: Tensor, steps: int, texts: Texts | None = None) -> Tensor:
-        """Return what follows prompts [n t] -> [n steps], -1 behind the end of all texts; fewer if stopped.
+        """Return what follows prompts [n t], as [n steps], -1 after the end of all texts; fewer if stopped.
 
-        Ends the program if there are none. That there is room for them is checked before they are made."""
+        Ends the program if there are none. Checks first that memory suffices."""
         done: list[Tensor] = []
         live = texts is not None and texts.live
         batch, start, seconds = 1 if live else self.options.sampling.batch, time.perf_counter(), 0.0
@@ -159,14 +159,14 @@ class Drawing:
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:
-        """Raise UsageError if n such sequences, or a batch of them, find no room."""
+        """Raise UsageError if n such sequences, or a batch of them, would not fit in memory."""
         memory.check_all(n, prompt + steps)
         memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 
     def _batch(
         self, prompts: Tensor, steps: int, first: int, report: Any, stopped: Stopping, texts: Texts | None
     ) -> Tensor | None:
-        """The sequences from `first` on; None if it is stopped before their end."""
+        """Return the sequences from `first` on; None if it is stopped before they end."""
         options, tokens = self.options, []
         seed = options.sampling.seed
         asked = dataclasses.replace(
@@ -199,7 +199,7 @@ class Drawing:
 
 
 def _runtime(options: Options, model: Decoder) -> runtime.Model:
-    """The model as the runtime has it. Raises UsageError where there is no runtime."""
+    """Load the model into the runtime. Raises UsageError where there is no runtime."""
     if reason := runtime.why_not():
         raise UsageError(f"engine=runtime cannot be used here: {reason}")
     weights: Any = options.weights
@@ -238,7 +238,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
 
 
 def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
-    """The parts that are to be completed, if any, and the whole -> [n t'], [n h*w*ch]."""
+    """Return the parts to complete, if any, and the whole images: [n t'], [n h*w*ch]."""
     from lintra import pictures
 
     complete = options.complete
@@ -256,7 +256,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
 
 def _at_hand(task: PixelTask) -> bool:
-    """Return whether there are test images; damaged ones are none to a person who has not asked for them."""
+    """Return whether there are test images; damaged ones count only if they were asked for."""
     try:
         return task.at_hand()
     except DataError:

@@ -11,9 +11,9 @@ from lintra.tokenizer import TextStream
 
 
 class Texts:
-    """Texts of a generation, each behind the prompt; with `live` they are printed while they come.
+    """Generated texts, each after its prompt; with `live` they are printed as they come.
 
-    end: a token that ends a text; stop: texts behind which one ends.
+    end: a token that ends a text; stop: texts after which one ends.
     """
 
     def __init__(
@@ -25,19 +25,19 @@ class Texts:
         self._streams: list[TextStream] = []
 
     def begin(self, n: int) -> None:
-        """Begin n texts, whose tokens come together: one where they are printed while they come."""
+        """Begin n texts, whose tokens come together; a single one where it is printed as it comes."""
         self._streams = [self._stream() for _ in range(n)]
         self._parts: list[list[str]] = [[self.prompt] for _ in range(n)]
         if self.live:
             print(f"\n{shown(self.prompt)}", end="", flush=True)
 
     def __call__(self, tokens: Sequence[int]) -> bool:
-        """Take the next token of each -> whether all of them have ended."""
+        """Take the next token of each text and return whether all have ended."""
         self._add([stream.push(token) for stream, token in zip(self._streams, tokens, strict=True)])
         return all(stream.ended for stream in self._streams)
 
     def finish(self) -> None:
-        """End them, whatever was to come."""
+        """End all texts, finished or not."""
         self._add([stream.finish() for stream in self._streams])
         self.done += map("".join, self._parts)
         if self.live:
@@ -68,7 +68,7 @@ def write(options: Any, drawing: Any, task: Text) -> None:
 
 
 def _end(options: Any, task: Text) -> int | None:
-    """The token of --end, if any. Raises UsageError where there is none of that name."""
+    """Return the token of --end, if any. Raises UsageError for an unknown one."""
     if options.end is None:
         return None
     if task.tokenizer is None:
@@ -82,7 +82,7 @@ def _end(options: Any, task: Text) -> int | None:
 
 
 def shown(text: str) -> str:
-    """A text as it is printed: to a terminal, which would obey them, without control characters."""
+    """Return a text for printing: to a terminal, without control characters, which it would obey."""
     if not sys.stdout.isatty():
         return text
     return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

@@ -1,4 +1,4 @@
-"""Speech that is written down while it is heard: of a file, of standard input, of a microphone."""
+"""Transcription while listening: of a file, of standard input, of a microphone."""
 
 import contextlib
 import dataclasses
@@ -23,17 +23,17 @@ from lintra.speech.streaming import Transcriber
 
 STDIN = Path("-")
 
-SECONDS_TO_SIGNAL = 0.2  # until one that came while nothing was there to read is noticed
+SECONDS_TO_SIGNAL = 0.2  # until a signal that came while there was nothing to read is noticed
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Recording in pieces at a model's rate, which end when it is to be stopped."""
+    """Recording in pieces at a model's rate; the pieces end on a request to stop."""
 
     name: str
     pieces: Iterable[np.ndarray]
-    waits: bool = False  # for audio that is not there yet, which is no work
-    stopped: Callable[[], bool] = lambda: False  # before there was any audio, perhaps, which is no error
+    waits: bool = False  # for audio still to come; waiting does not count as work
+    stopped: Callable[[], bool] = lambda: False  # perhaps before any audio came, which is no error
 
 
 def of_file(file: Path, rate: int, stop: Stopping, *, seconds: float) -> Source:
@@ -42,7 +42,7 @@ def of_file(file: Path, rate: int, stop: Stopping, *, seconds: float) -> Source:
 
 
 def of_stdin(rate: int, stop: Stopping, *, raw_rate: int | None, seconds: float) -> Source:
-    """WAV or, at `raw_rate`, raw samples that are piped in. Raises UsageError for a terminal."""
+    """Piped WAV or, at `raw_rate`, raw samples. Raises UsageError for a terminal."""
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("standard input is a terminal: pipe audio into it")
     content = cast("io.BufferedReader", sys.stdin.buffer)
@@ -50,7 +50,7 @@ def of_stdin(rate: int, stop: Stopping, *, raw_rate: int | None, seconds: float)
     def read(n: int) -> bytes:
         try:
             with stop.interrupting():
-                _await(content)  # here nothing is lost, as it would be of what is just being read
+                _await(content)  # a signal here loses nothing; one during a read would
         except StopRequested:
             return b""
         return content.read1(n)
@@ -66,8 +66,8 @@ def of_microphone(device: Microphone, rate: int, stop: Stopping, *, seconds: flo
 
 
 def listen(model: CTC, source: Source, form: Form, *, seconds: float, quiet: bool = False) -> None:
-    """Write what is heard as it comes, in pieces of about so many seconds, and then, unless `quiet`, on
-    standard error how long that took. Raises SpeechError."""
+    """Write the transcript as it comes, in pieces of about so many seconds; then, unless `quiet`, print the
+    time taken on standard error. Raises SpeechError."""
     hearing, rate = Transcriber(model), model.config.features.rate
     heard, taken = 0, []
     try:
@@ -98,8 +98,8 @@ def listen(model: CTC, source: Source, form: Form, *, seconds: float, quiet: boo
 
 
 def _await(content: io.BufferedReader) -> None:
-    """Wait until there is something to read, where the system can tell that of a pipe: Windows cannot."""
-    with contextlib.suppress(OSError):  # what is no file of the system
+    """Wait until there is something to read, if the system can tell for a pipe: Windows cannot."""
+    with contextlib.suppress(OSError):  # not a file of the system
         # A signal that comes just before the call does not end it.
         while not select.select([content], [], [], SECONDS_TO_SIGNAL)[0]:
             pass
@@ -113,7 +113,7 @@ def _until(stopped: Callable[[], bool], pieces: Iterable[np.ndarray]) -> Iterato
 
 
 def _with_end(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-    """Yield the pieces, then None, also where an error follows: what came before is heard to its end."""
+    """Yield the pieces, then None, even if an error follows, so that earlier pieces are transcribed."""
     any_came = False
     try:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""A mechanism's configuration out of words."""
+"""A mechanism's configuration from text."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _WORDS = {"None": None, "True": True, "False": False}  # beside JSON's own
 
 
 def mechanism(named: str, options: Sequence[str], length: int) -> AttentionPattern:
-    """The `Config` of the mechanism of that name for sequences of up to `length` tokens; of several names
+    """Return the `Config` of the named mechanism for sequences of up to `length` tokens; for several names
     with commas between them, a tuple.
 
-    Each FIELD=VALUE of `options` is put into all of them, each NAME.FIELD=VALUE into those of that name. A
+    Each FIELD=VALUE of `options` is set in all of them, each NAME.FIELD=VALUE in those of that name. A
     value is JSON or a word. Raises ValueError.
     """
     names = [name.strip() for name in named.split(",")]

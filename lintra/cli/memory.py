@@ -10,13 +10,13 @@ from lintra.models import Decoder, Forecaster
 from lintra.nn.parameters import reference_param
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
-_MADE = 4_096  # tokens at most that are read to see how far a state grows: the time is that of their squares
-_DONE = 48  # bytes that a sampled token takes: with its batch, with all, and as a part of a picture
+_MADE = 4_096  # most tokens read to see how a state grows: the time is quadratic in them
+_DONE = 48  # bytes per sampled token: in its batch, among all, and in a picture
 
 
 def check_training(weights: int, device: torch.device) -> None:
-    """Raise UsageError if a model of so many float32 numbers, their gradients and one moment of each, the
-    least that training takes, would not find room."""
+    """Raise UsageError if so many float32 weights, their gradients and one moment of each, the least that
+    training takes, would not fit in memory."""
     free, needed = available(device), 3 * 4 * weights
     if free is not None and needed > free:
         raise UsageError(
@@ -26,7 +26,7 @@ def check_training(weights: int, device: torch.device) -> None:
 
 
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
-    """Raise UsageError if so many sequences at once would not find room."""
+    """Raise UsageError if so many sequences at once would not fit in memory."""
     one, free = per_sequence(model, prompt, steps), available(reference_param(model).device)
     _check_one(one, prompt + steps, free)
     if free is not None and batch * one > _MODEST * free:
@@ -37,7 +37,7 @@ def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
 
 
 def check_all(n: int, tokens: int) -> None:
-    """Raise UsageError if n sequences of so many tokens would not find room when they are sampled."""
+    """Raise UsageError if n sequences of so many tokens would not fit in memory when sampled."""
     free = available(torch.device("cpu"))
     _check_one(tokens * _DONE, tokens, free)
     if free is not None and n * tokens * _DONE > _MODEST * free:
@@ -49,7 +49,7 @@ def check_all(n: int, tokens: int) -> None:
 
 @torch.no_grad()
 def check_paths(model: Forecaster, history: torch.Tensor, horizon: int, samples: int) -> None:
-    """Raise UsageError if so many paths by which each series [b t] may continue would not find room."""
+    """Raise UsageError if so many paths by which each series [b t] may continue would not fit in memory."""
     free = available(reference_param(model).device)
     seen = torch.nn.functional.pad(history[:1], (0, horizon))[:, :_MADE]
     state = model.extend(seen.to(reference_param(model).device))[1]
@@ -72,13 +72,13 @@ def _check_one(needed: int, tokens: int, free: int | None) -> None:
 
 @torch.no_grad()
 def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
-    """About how many bytes one more sequence takes while it is sampled: twice its state at the end, that of
-    before and that of after a token, and what the prompt passes through on its way, or else one token.
+    """Estimate how many bytes one more sequence takes while it is sampled: twice its state at the end (that
+    before and that after a token), and the activations of the prompt or, without one, of a token.
     """
     config = model.config
     kept = _kept(model, prompt + steps)
-    # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
-    # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
+    # Numbers that a token takes at once, as seen in the memory of a process: embeddings of what surrounds it
+    # and queries, keys, values with their features count for 16 widths, the feed-forward part twice.
     heads = max(config.width, config.heads * config.dim)
     block = 16 * heads + 2 * config.mlp_ratio * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
@@ -87,7 +87,7 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
 
 
 def _kept(model: Decoder, tokens: int) -> int:
-    """The bytes of a state of so many tokens; of many, by what the last half of fewer ones has added."""
+    """Return the bytes of a state of so many tokens, extrapolated from fewer where there are many."""
     made = min(tokens, _MADE)
     kept = sum(x.nbytes for x in leaves(_state(model, made)))
     if made == tokens or has_constant_state(model):
@@ -97,7 +97,7 @@ def _kept(model: Decoder, tokens: int) -> int:
 
 
 def _state(model: Decoder, tokens: int) -> State:
-    """A state of so many tokens. How far one grows, only the mechanism knows: it is made."""
+    """Make a state of so many tokens: only the mechanism knows how large one gets."""
     if has_constant_state(model):
         return model.start(1)
     return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=reference_param(model).device))[1]

@@ -15,8 +15,8 @@ SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by`
 
 
 def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Task]:
-    """The model in a run, in one of its checkpoints or beside a run.json of its own, in evaluation mode, and
-    its task, whose data is where it was in training or in `data`.
+    """Load a model, in evaluation mode, from a run, one of its checkpoints or a folder with a run.json of its
+    own, and its task, whose data is where it was in training or in `data`.
 
     Raises checkpoint.Error, UsageError, and DataError for `data` of a task that reads no files.
     """
@@ -26,7 +26,7 @@ def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Tas
 
 
 def chosen(device: Device) -> str:
-    """The device that is meant. Raises UsageError if there is none such."""
+    """Return the device that was asked for. Raises UsageError if there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but PyTorch finds no CUDA device here: leave --device out")
     if device == "auto":
@@ -35,7 +35,8 @@ def chosen(device: Device) -> str:
 
 
 def sampled(n: int, limit: int | None, seed: int) -> list[int]:
-    """Return the places of `limit` of n samples, chosen at random, in order; None: all. Raises UsageError."""
+    """Return the indices of `limit` of n samples, chosen at random, in order; None: all. Raises
+    UsageError."""
     if limit is None:
         return list(range(n))
     if limit > n:
@@ -44,7 +45,7 @@ def sampled(n: int, limit: int | None, seed: int) -> list[int]:
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:
-    """Raise UsageError for what is asked of images only, where the task is another."""
+    """Raise UsageError for an option of image models if the task is another."""
     if not isinstance(task, PixelTask):
         for name, value in asked.items():
             if value:

@@ -13,7 +13,7 @@ class Quiet:
 
     @property
     def verbosity(self) -> Verbosity:
-        """Amount that is printed while a model is trained."""
+        """Amount to print while a model is trained."""
         return "result" if self.quiet else "progress"
 
 
@@ -21,7 +21,7 @@ class Quiet:
 class Output(Quiet):
     """Flags of commands that also say what they choose."""
 
-    verbose: bool = False  # print what is chosen too: sizes, schedule, kernels
+    verbose: bool = False  # also print choices: sizes, schedule, kernels
 
     def __post_init__(self):
         if self.quiet and self.verbose:

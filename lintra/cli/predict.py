@@ -26,20 +26,20 @@ OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Say what new texts are, how series continue, or what is said in recordings: an object a line, with the
-    scores of a text's classes, the quantiles of a forecast or the words of a recording. A text file is one
-    text, or with --lines one a line; CSV and JSON lines have one a row. Without files, every line of standard
-    input is a text, or the next row of a series, and the row after it is forecast."""
+    """Classify texts, forecast series or transcribe recordings: an object a line, with the scores of a text's
+    classes, the quantiles of a forecast or the words of a recording. A text file is one text or, with
+    --lines, one a line; CSV and JSON lines have one a row. Without files, every line of standard input is a
+    text, or the next row of a series, after which the following row is forecast."""
 
     files: Files = ()  # texts, series (.csv, .jsonl) or audio files
     model: Path  # the folder of a run or checkpoint
     lines: bool = False  # every line of a file is a text of its own
-    text_column: str | None = None  # of CSV or JSON lines; else that of the training
-    horizon: int | None = None  # rows that are forecast; else those of the training
-    samples: int = 100  # paths by which a series may continue
+    text_column: str | None = None  # of CSV or JSON lines; else as in training
+    horizon: int | None = None  # rows to forecast; else as in training
+    samples: int = 100  # paths sampled for each series
     quantiles: tuple[float, ...] = (0.1, 0.9)  # of a forecast, beside its median
-    paths: bool = False  # the sampled paths themselves, too
-    columns: tuple[str, ...] = ()  # with series; else those of the training, as the next two
+    paths: bool = False  # print the sampled paths too
+    columns: tuple[str, ...] = ()  # with series; else as in training, like the next two
     time_column: str | None = None  # with their times
     id_column: str | None = None  # rows of one id are one series
     seed: int | None = None  # of the paths
@@ -55,7 +55,7 @@ class Options:
             raise ValueError("text_column is of the rows of files: name files, without --lines")
 
     def refuse(self, names: Sequence[str], of: str, why: str) -> None:
-        """Raise UsageError where one of these flags is given: they are for what is `of` another kind."""
+        """Raise UsageError if one of these flags is given: they are for another kind of input, `of`."""
         for name in changed(self, names):
             raise UsageError(f"{name} is for {of}, {why}: leave --{name.replace('_', '-')} out")
 

@@ -25,7 +25,7 @@ from lintra.tasks.series import SeriesTask
 
 # Flags that no stream has.
 OF_FILES = ("horizon", "samples", "paths", "columns", "time_column", "id_column", "seed")
-_DIGITS = 7  # of a number that is printed: those of float32
+_DIGITS = 7  # printed of a number: those of float32
 
 
 def forecast(model: Forecaster, task: SeriesTask, options: Any) -> int:
@@ -47,7 +47,7 @@ def forecast(model: Forecaster, task: SeriesTask, options: Any) -> int:
                 break
             if content is None:
                 break
-            print_json(content)  # an error of the output is none of the file
+            print_json(content)  # an error of the output is not one of the file
     return 1 if failed else 0
 
 

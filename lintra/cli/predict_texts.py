@@ -50,7 +50,7 @@ def _batches(texts: Iterator[Text | Unread], most: int) -> Iterator[list[Text | 
 
 
 def _arriving(texts: Iterator[Text | Unread], most: int) -> Iterator[list[Text | Unread]]:
-    """Yield groups of what has come so far, at most so many: a pipe may wait long for its next line."""
+    """Yield groups of the texts so far, at most so many: a pipe's next line may be long in coming."""
     waiting: queue.Queue[Text | Unread | BaseException | None] = queue.Queue(most)
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""`lintra prepare NAME`: what is made of data before training."""
+"""`lintra prepare NAME`: prepare data for training."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ class Options:
     """Learn byte-level byte-pair encoding from the part of a text that lintra train text learns from."""
 
     data: str | None = None  # a text file (.gz, .xz too) or a folder of them
-    vocabulary: int = 8_192  # tokens, the 256 bytes and an end among them
+    vocabulary: int = 8_192  # tokens, including the 256 bytes and an end
     out: Path | None = None  # the file; else tokenizer.json, if there is none yet
     output: Quiet = dataclasses.field(default_factory=Quiet)
 
@@ -48,9 +48,9 @@ class TextOptions:
     out: Out = None  # the new folder of shards
     field: str = "text"  # the text in a line of JSON
     validate: float = 0.01  # the part of the documents held out to validate on
-    document_bytes: int = LONGEST  # longer documents are cut at line ends into such
+    document_bytes: int = LONGEST  # longer documents are cut, at line ends, to this
     shard_tokens: int = shard_writer.SHARD_TOKENS  # tokens in a shard, at most
-    end: str | None = None  # a token of the tokenizer behind each document, such as <|endoftext|>
+    end: str | None = None  # a token of the tokenizer after each document, such as <|endoftext|>
     quiet: bool = False  # print errors and the result only
 
     def __post_init__(self):
@@ -65,7 +65,7 @@ class TextOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Read all shards of a folder, and say which file is not as it was written."""
+    """Read all shards of a folder, and report any file that is not as it was written."""
 
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None  # of shards
     quiet: bool = False  # print errors and the result only
@@ -169,7 +169,7 @@ def _end(options: TextOptions, tokenizer: Tokenizer | None) -> int | None:
 
 
 def _refuse_inside(out: Path, read: Sequence[Path], what: str) -> None:
-    """Raise UsageError where what is written would be a part of what is read."""
+    """Raise UsageError if the output would be a part of the input."""
     for path in read:
         if is_part_of(out, path):
             raise UsageError(

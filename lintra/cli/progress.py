@@ -12,7 +12,7 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 
 @contextlib.contextmanager
 def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Give a function to call with how many of the `total` are done. They are taken to last equally long.
+    """Give a function to call with how many of the `total`, assumed to be equally long, are done.
     quiet: nothing is shown."""
     console = Console(soft_wrap=True, highlight=False, markup=False, quiet=quiet)
     if not console.is_terminal:
@@ -29,7 +29,7 @@ def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterat
 
 
 def _lines(console: Console, what: str, total: int, unit: str) -> Callable[[int], None]:
-    """Show progress as lines: none for what is quickly done."""
+    """Show progress as lines; none for short work."""
     start = spoken = time.monotonic()
 
     def show(done: int) -> None:

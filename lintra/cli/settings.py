@@ -18,15 +18,16 @@ _POWERS_OF_TEN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # numbers i
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the parts "task", "model" and "train" of a run.json, or of YAML of the same form, those it has.
+    """Return the parts "task", "model" and "train" of a run.json, or of YAML of the same form, as far as it
+    has them.
 
     Raises UsageError, which names the key, for one that no run has; Error for a damaged file.
     """
     if not file.is_file():
-        raise UsageError(f"config {file} is no file")
+        raise UsageError(f"config {file} is not a file")
     content = _yaml(file) if file.suffix in (".yaml", ".yml") else read_json(file)
     if not isinstance(content, dict):
-        raise UsageError(f"{file} holds no settings: it is no object")
+        raise UsageError(f"{file} holds no settings: it is not an object")
     if unknown := [key for key in content if key not in _PARTS + _OF_ONE_RUN]:
         known = ", ".join(_PARTS)
         raise UsageError(f"{file} has the unknown key {shown(unknown[0])}; settings are in {known}")

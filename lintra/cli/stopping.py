@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at work that is worth keeping as far as it is."""
+"""Ctrl-C and SIGTERM during work whose partial result is worth keeping."""
 
 import contextlib
 import signal
@@ -26,8 +26,8 @@ class Stopping:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Let the signal raise StopRequested inside, or now if it came before: for what may wait without
-        end."""
+        """Let the signal raise StopRequested inside, or at once if it came earlier: for calls that may wait
+        without end."""
         self.raises = True
         try:
             if self():
@@ -39,9 +39,9 @@ class Stopping:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Only note the first SIGINT or SIGTERM inside; the second one does what it did before.
+    """Only note the first SIGINT or SIGTERM inside; the second one has its usual effect.
 
-    In another thread than the main one, which alone is sent signals, nothing is noted.
+    Outside the main thread, which alone receives signals, nothing is noted.
     """
     noted = Stopping()
     if threading.current_thread() is not threading.main_thread():

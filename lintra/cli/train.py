@@ -36,7 +36,7 @@ class Model:
     layers: int | None = None  # blocks; else the task's own, like the next four
     heads: int | None = None  # heads of attention
     head_dim: int | None = None  # numbers of a head; else width / heads
-    width: int | None = None  # numbers that stand for a token
+    width: int | None = None  # features of a token
     dropout: float | None = None  # part of the activations set to 0 in training
     tie_embeddings: bool = False  # predict symbols by their input vectors
     alternating: bool = False  # causal layers, every second from the end
@@ -66,14 +66,14 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {name: getattr(options, name) for name in _CHANGEABLE}
-        if options.devices == 1 and options.nodes in (None, 1):  # which nobody shares a batch with
+        if options.devices == 1 and options.nodes in (None, 1):  # no other process shares the batch
             changes["strategy"] = options.strategy or "auto"
         run = train.Run.read(options.resume)
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         of_launcher = {} if launcher() is None else {"nodes": None, "devices": None}  # not those of before
-        if {"nodes", "devices", "strategy"} & _given(changes).keys():  # refused before run.json has them
+        if {"nodes", "devices", "strategy"} & _given(changes).keys():  # refused before run.json holds them
             settings, task = dataclasses.replace(run.train, **of_launcher | _given(changes)), run.task.build()
             settings.check_batch(task.batch_tokens, task.batch)
         with run.locked():  # another process that trains it has its settings from there
@@ -83,7 +83,7 @@ def train_command(args: Sequence[str]) -> int:
         train.fit(run, _watched(run.task, verbosity), verbosity=verbosity)
     elif (name := args[0].replace("_", "-")) in _names():
         run, task, verbosity = _new_run(name, args[1:])
-        from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not where flags are wrong
+        from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
 
         fit_checked(run, task, verbosity)
     else:
@@ -92,7 +92,7 @@ def train_command(args: Sequence[str]) -> int:
 
 
 def _refuse_settings(args: Sequence[str]) -> None:
-    """Raise UsageError where a flag is a setting that a run keeps, or a task stands before --resume."""
+    """Raise UsageError if a flag is a setting that a run keeps, or a task precedes --resume."""
     if not args[0].startswith("-"):
         raise UsageError(f"the run knows its task: leave {args[0]!r} out before --resume")
     kept = {field.name for form in (Model, train.Config) for field in dataclasses.fields(form)}
@@ -108,17 +108,17 @@ def _refuse_settings(args: Sequence[str]) -> None:
 
 
 def _refuse_moved(run: train.Run) -> None:
-    """Raise UsageError where what the run reads is no longer where it was: no flag says where it is now."""
+    """Raise UsageError if data that the run reads has moved: no flag says where it is now."""
     for name in run.task.PATHS:
         place = getattr(run.task, name)
-        made = name == "cache"  # where there is none
+        made = name == "cache"  # created if there is none
         if place is not None and not made and not Path(place).expanduser().exists():
             file = run.folder / RUN
             raise UsageError(f"{name} {place} does not exist: put it back, or say in {file} where it is now")
 
 
 def _names() -> list[str]:
-    """The tasks, as they are written here."""
+    """Return the names of the tasks, as written on the command line."""
     return [name.replace("_", "-") for name in tasks.names()]
 
 
@@ -167,20 +167,20 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Ver
         raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
     model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
     problem.check(model)
-    if options.train.strategy != "fsdp":  # which shares the model out
+    if options.train.strategy != "fsdp":  # which shards the model
         memory.check_training(_weights(model), torch.device(chosen("auto")))
     check_room(problem, model, options.train, torch.device(chosen("auto")))
     if options.train.start_from is not None:
         first_model(model, options.train, options.task)
     with torch.device("meta"):
-        optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
+        optimizer(model.build(), options.train)  # as with the data: an impossible model claims no folder
     folder = options.model.dir or Path("runs") / name
     run = train.Run.create(folder, task=options.task, model=model, train=options.train)
     return run, problem, options.output.verbosity
 
 
 def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The network of --config, if there is one, and the defaults of all flags: those of --config, else the
+    """Return the network of --config, if any, and the defaults of all flags: those of --config, else the
     task's. Raises UsageError, and Error for a damaged file."""
     file = parse_known(Model, args).config
     written = {} if file is None else settings.read(file)
@@ -197,8 +197,8 @@ def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _attention(network: Any) -> str:
-    """The names of the mechanisms in a configuration of a network, as the flag has them; where it has none,
-    the flag's default."""
+    """Return the names of the mechanisms in a network's configuration, as the flag takes them; where it has
+    none, the flag's default."""
     configs = getattr(getattr(network, "encoder", network), "mechanisms", ())
     return ",".join(attention.name_of(type(each)) or "" for each in configs) or Model.attention
 
@@ -212,13 +212,13 @@ def _watched(config: Any, verbosity: Verbosity) -> tasks.Task:
 
 
 def _changed(model: Any, changes: dict[str, Any]) -> Any:
-    """A model's configuration with another shape; of a recogniser, that of its encoder.
+    """Return a model's configuration with another shape; for a recogniser, its encoder's.
 
-    Raises UsageError for what it has none of.
+    Raises UsageError for a setting that it does not have.
     """
     if isinstance(model, ctc.Config):
         encoder = _changed(model.encoder, changes)
-        if model.subsample > 1:  # convolutions as wide as what they lead to
+        if model.subsample > 1:  # convolutions as wide as the layer they feed
             encoder = dataclasses.replace(encoder, inputs=encoder.width)
         return dataclasses.replace(model, encoder=encoder)
     own = {field.name for field in dataclasses.fields(model)}
@@ -244,7 +244,8 @@ def _with_paper_block(model: Any) -> Any:
 
 def _weights(model: Any) -> int:
     """Return how many numbers a model of this configuration has to learn, extrapolated to its layers from two
-    and three repetitions of its mechanisms: each adds as many. Raises UsageError where it cannot be built."""
+    and three repetitions of its mechanisms: each adds the same number. Raises UsageError where it cannot be
+    built."""
     body, counts = model.encoder if isinstance(model, ctc.Config) else model, []
     period = len(getattr(body, "mechanisms", (None,)))
     for layers in (2 * period, 3 * period):  # an alternating encoder needs two repetitions

@@ -31,11 +31,11 @@ _READ_AT_ONCE = 1.0  # seconds of standard input, where it is heard as a whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write down what is said in audio files (arrays in .npy, for a model that was trained on features), in
-    what is piped in (-), or into a microphone (--live)."""
+    """Transcribe audio files (arrays in .npy, for a model that was trained on features), standard input (-)
+    or a microphone (--live)."""
 
-    files: Files = ()  # what to hear; -: standard input, WAV or raw samples
-    model: Path = Path("spoken-digits")  # the folder of a run or checkpoint, or what comes with lintra
+    files: Files = ()  # audio files; -: standard input, WAV or raw samples
+    model: Path = Path("spoken-digits")  # the folder of a run or checkpoint, or a bundled model
     json: bool = False  # an object a line: text, words and their times
     ctm: bool = False  # a line a word: name of the file, channel, start, duration, word
     srt: bool = False  # subtitles
@@ -54,7 +54,7 @@ class Options:
         if self.files and self.live:
             raise ValueError("live hears a microphone: leave the files out")
         if self.json + self.ctm + self.srt > 1:
-            raise ValueError("json, ctm and srt are forms of the same: choose one")
+            raise ValueError("json, ctm and srt are alternatives: choose one")
         if self.srt and len(self.files) > 1:
             raise ValueError(f"srt has the times of one recording: name one file, got {len(self.files)}")
         if self.streams and (given := changed(self.decoding)):
@@ -72,11 +72,11 @@ class Options:
 
     @property
     def streams(self) -> bool:
-        """Return whether text is written while it is heard."""
+        """Return whether text is written while audio is heard."""
         return self.stream or self.live
 
     def form(self, audio: str, name: str) -> Form:
-        """Return the form of a recording's transcript. name: in CTM."""
+        """Return the form of a recording's transcript. name: of the recording in CTM."""
         if self.json:
             return Json(audio)
         if self.ctm:
@@ -102,7 +102,7 @@ def transcribe_command(args: Sequence[str]) -> int:
     for file, name in zip(options.files, called, strict=True):
         try:
             stopped = _hear(file, name, model, search, options)
-        except ValueError as error:  # of the file, or of a mechanism that such a file is too long for
+        except ValueError as error:  # from the file, or from a mechanism for which it is too long
             failed += 1
             report_failure("standard input" if file == STDIN else file, error)
         else:
@@ -114,7 +114,7 @@ def transcribe_command(args: Sequence[str]) -> int:
 
 
 def _live(model: CTC, options: Options) -> int:
-    """Hear a microphone until a signal, by which it ends as it should -> 0. Raises SpeechError."""
+    """Transcribe a microphone until a signal, the normal way to end -> 0. Raises SpeechError."""
     device, rate = Microphone(options.microphone), model.config.features.rate
     quiet = options.output.quiet
     if not quiet:
@@ -129,8 +129,8 @@ def _live(model: CTC, options: Options) -> int:
 
 
 def _hear(file: Path, name: str, model: CTC, search: Search, options: Options) -> int:
-    """Hear a file or standard input -> 0, or the exit code of a signal that ended it, after what was heard
-    until then. Raises ValueError."""
+    """Transcribe a file or standard input -> 0, or the exit code of a signal that ended it, once what was
+    heard until then is written. Raises ValueError."""
     rate = model.config.features.rate
     form = options.form("stdin" if file == STDIN else str(file), name)
     if not options.streams and file != STDIN:

@@ -14,12 +14,12 @@ from lintra.models import CTC
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a model in the browser: it completes your drawing, or writes down what the microphone hears."""
+    """Run a model in the browser: it completes your drawing, or transcribes the microphone."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
     port: int = 8642  # of 127.0.0.1; 0: a free one
     out: Path | None = None  # write the page into this file instead, which works without a server
-    weights: Weights = "float16"  # how they are kept in the page
+    weights: Weights = "float16"  # their format in the page
 
     def __post_init__(self):
         if not 0 <= self.port < 2**16:
@@ -34,10 +34,10 @@ class Options:
 def web_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra web", description=Options.__doc__ or "")
     model = checkpoint.load(options.model)
-    # A recogniser says in its file all that hearing takes.
+    # A recogniser's file holds all that transcription needs.
     task = None if isinstance(model, CTC) else train.Run.around(options.model).task.build()
     if reason := web.why_not(model, task):
-        raise UsageError(f"there is no page of {options.model}: {reason}")
+        raise UsageError(f"there is no page for {options.model}: {reason}")
     page = web.page(model, task, options.model.resolve().name, options.weights)
     if options.out is not None:
         write_atomically(options.out, lambda place: place.write_text(page, encoding="utf-8"))

@@ -395,7 +395,7 @@ def test_damaged_yaml_is_named(lintra_says, tmp_path, content):
     ("content", "message"),
     [
         ("{", "is damaged"),
-        ("[]", "a.json holds no settings: it is no object"),
+        ("[]", "a.json holds no settings: it is not an object"),
         ('{"training": {}}', "a.json has the unknown key 'training'; settings are in task, model, train"),
         ('{"train": {"pace": 1}}', "a.json: train has the unknown field 'pace'; the fields are steps"),
         ('{"task": {"pace": 1}}', "a.json: task has the unknown field 'pace'"),

@@ -176,7 +176,7 @@ def test_onnx_has_a_target(lintra_says, tmp_path, monkeypatch, flags, target, sa
     assert {name: about[name] for name in target} == target
     code, _, err = lintra_says("export", "--to", "runtime", "--model", "delta", *flags)
     assert code == 2
-    assert re.search(r"(opset|domain) is of ONNX, got \S+ with to=runtime", err)
+    assert re.search(r"(opset|domain) is for ONNX, got \S+ with to=runtime", err)
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "delta", "--opset", "21")
     assert (code, err.count("\n")) == (2, 1)
     assert "invalid choice" in err

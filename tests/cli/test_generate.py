@@ -300,11 +300,11 @@ def test_a_place_that_cannot_be_written_is_told_before_drawing(lintra_says, fold
         (["--fraction", "2"], "fraction must lie between 0 and 1, both excluded, got 2.0"),
         (
             ["--complete", "0", "--completions", "5"],
-            "completions is of images that are completed, and complete is 0",
+            "completions is for completed images, and complete is 0",
         ),
         (
             ["--complete", "0", "--fraction", "0.2"],
-            "fraction is of images that are completed, and complete is 0",
+            "fraction is for completed images, and complete is 0",
         ),
         (["--out", "folder.png"], "out must be a file, got the folder folder.png"),
     ],

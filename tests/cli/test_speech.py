@@ -146,8 +146,8 @@ def test_a_beam_with_a_language_model(lintra_says, recogniser):
     NGram.learn([[1]], order=2, symbols=(*"ABC", "D")).save("other.json")
     Path("none.txt").write_text("unknown\n")
     for more, reason in (
-        (["fewer.json"], "fewer.json is of 2 symbols, the recogniser of 4"),
-        (["other.json"], "other.json is of other symbols than the recogniser"),
+        (["fewer.json"], "fewer.json has 2 symbols, the recogniser 4"),
+        (["other.json"], "other.json has other symbols than the recogniser"),
         (["none.txt"], "none.txt holds no line of symbols that the recogniser knows; the first, line 1: 'u'"),
         (["nowhere.txt"], "nowhere.txt"),
         (["lm.json", "--lm-order", "5"], "lm_order is for text: lm.json has an order of its own"),
@@ -348,8 +348,8 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
     ("args", "message"),
     [
         ([], "files must name at least one file to hear, got none"),
-        (["a.wav", "--json", "--ctm"], "json, ctm and srt are forms of the same: choose one"),
-        (["a.wav", "--stream", "--srt", "--json"], "json, ctm and srt are forms of the same: choose one"),
+        (["a.wav", "--json", "--ctm"], "json, ctm and srt are alternatives: choose one"),
+        (["a.wav", "--stream", "--srt", "--json"], "json, ctm and srt are alternatives: choose one"),
         (["a.wav", "b.wav", "--srt"], "srt has the times of one recording: name one file, got 2"),
         (["a.wav", "--stream", "--beam", "4"], "stream and live write the best path: leave out beam"),
         (["--live", "--beam", "4"], "stream and live write the best path: leave out beam"),
