@@ -1,6 +1,6 @@
 """Beam search: the most probable continuations that a beam of hypotheses finds, for any model with `extend`.
 
-A hypothesis carries the state of the sequence it is: where another one takes its place, states are indexed as
+Each hypothesis carries the state of its sequence; where another one takes its place, states are indexed as
 hypotheses are. Sutskever et al. 2014, arXiv:1409.3215, section 3.2; the length penalty is that of Wu et al.
 2016, arXiv:1609.08144, equation 14.
 """
@@ -23,7 +23,7 @@ class Hypotheses(NamedTuple):
 
     tokens [b k t]: what follows the prompt, filled up with the end symbol; length [b k]: how many of them it
     has, its own end symbol included; log_prob [b k]: of all of them together, in nats, without the penalty.
-    k is the width of the beam, or less where there are not so many hypotheses of that length; log_prob is
+    k is the width of the beam, or less where there are fewer hypotheses of that length; log_prob is
     -inf for those that only fill it up.
     """
 
@@ -47,7 +47,7 @@ def beam_search(
 ) -> Hypotheses:
     """The `beam` best hypotheses of up to `steps` tokens; prompt, lengths and source are as in `generate`.
 
-    A hypothesis that says the symbol `end` is complete. Hypotheses of different lengths compete by
+    A hypothesis with the symbol `end` is complete. Hypotheses of different lengths compete by
     log_prob / ((5 + length) / 6) ** length_penalty: 0 compares probabilities, which favours short ones. A
     beam that holds every hypothesis is exact. Raises ValueError for a beam below 1, an end that is no symbol,
     a penalty that is negative or not finite, and what `stream` refuses.

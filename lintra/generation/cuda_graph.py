@@ -23,10 +23,11 @@ Extend = Callable[..., tuple[Tensor, Any]]
 
 
 def choose_extend(model: Decoder, tokens: Tensor, state: State, steps: int) -> Extend:
-    """Return how `steps` tokens are to follow `state`, one by one: `model.extend`, or a recording of it.
+    """Return the function that makes `steps` tokens follow `state`, one by one: `model.extend`, or a
+    recording of it.
 
-    tokens [b 1] and the state are what it will be called with, but for their values. The recording gives
-    tensors that its next call overwrites.
+    tokens [b 1] and the state are those of its calls, except for their values. The recording returns tensors
+    that its next call overwrites.
     """
     if steps < MIN_STEPS or not can_replay(model):
         return model.extend
@@ -66,7 +67,7 @@ class GraphedDecoder:
         self.launch = record(step, tokens.device)
 
     def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, State]:
-        """Extend as `model.extend`, without a mask, which would be another graph."""
+        """Extend as `model.extend`, without a mask, which would need another graph."""
         if mask is not None:
             raise ValueError("a recorded step takes no mask")
         self.tokens.copy_(tokens)
@@ -83,7 +84,7 @@ def record(function: Callable[[], object], device: torch.device | str = "cuda") 
     with _recording, torch.cuda.device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # and back to the stream of before, whatever happens
+        with torch.cuda.stream(side):  # restores the previous stream, whatever happens
             for _ in range(3):  # compiles, tunes, allocates
                 function()
             graph = torch.cuda.CUDAGraph()

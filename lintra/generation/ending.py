@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lintra.generation.options import GenerationOptions
 
-NOTHING = -1  # stands behind the end of a sequence where no symbol says `end`
+NOTHING = -1  # fills a sequence after its end where there is no symbol `end`
 
 
 class Ending:

@@ -27,7 +27,7 @@ def sample_paths(
 
     The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows.
     Series i has a generator of its own, `sequence_generator(seed, i)`: its paths do not depend on how many
-    others there are. Without a seed they are others each time. Raises ValueError for an empty history, no
+    others there are. Without a seed they differ each time. Raises ValueError for an empty history, no
     horizon, no samples and a mechanism without a recurrent form.
     """
     if history.dim() != 2 or not history.shape[1]:

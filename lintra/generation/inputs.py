@@ -31,7 +31,7 @@ class GenerationInputs(NamedTuple):
     uniforms: Iterator[Tensor]
 
     def ending(self) -> Ending:
-        """Return what says which sequences have ended: none yet."""
+        """Return a tracker of the sequences that have ended: none yet."""
         return Ending(self.options, len(self.tokens), self.tokens.device)
 
     def memory(self, model: Decoder) -> list[Any]:

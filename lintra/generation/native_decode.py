@@ -29,7 +29,7 @@ from lintra.ops.layout import Layout
 
 MIN_STEPS = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
 
-# What is taken apart here. A class derived from one of them may compute something else.
+# Classes whose parameters are read here. A class derived from one of them may compute something else.
 _KNOWN = (Block, AttentionLayer, MLP, LinearAttention, nn.ModuleList, nn.ModuleDict)
 _KNOWN += (TiedHead, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 
@@ -102,9 +102,9 @@ def _foreign(module: nn.Module) -> str | None:
 class NativeDecoder:
     """`model.extend` of one token for every sequence, from `state` on.
 
-    The weights are those of now, kept as `weights` says; sums are float32. The states it gives are
-    overwritten by its next call, the one it is given never is. Not for two threads at once. Raises ValueError
-    with the reason where the model cannot be served, or is in training.
+    The weights are those at construction, kept as `weights` says; sums are float32. Each call overwrites the
+    states that the last one returned, but never the state it is given. Not for two threads at once. Raises
+    ValueError with the reason where the model cannot be served, or is in training.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class NativeDecoder:
 
 
 def check_weights(model: Decoder, weights: Weights) -> None:
-    """Raise ValueError unless the weights of a model can be kept so."""
+    """Raise ValueError unless the weights of a model can be kept in this form."""
     if weights not in DTYPES:
         raise ValueError(f"weights must be one of {', '.join(DTYPES)}, got {weights!r}")
     if reason := why_not(model):

@@ -12,7 +12,7 @@ from lintra.config import fields
 from lintra.native.quantize import DTYPES, Weights
 from lintra.nn.distributions import Distribution, quantile
 
-_ZERO = 2.0**-150  # what is not above it is 0 in float32
+_ZERO = 2.0**-150  # numbers up to it are 0 in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Sampler:
         probs = log_probs.softmax(1)
         if self.top_p is None:
             return probs
-        # Stable: of equal ones the first stay, on every processor.
+        # Stable: of equal ones the first are kept, on every processor.
         ordered, order = probs.sort(dim=1, descending=True, stable=True)
         enough = ordered.cumsum(1) - ordered >= self.top_p
         probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
@@ -81,7 +81,7 @@ class GenerationOptions:
     temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
     top_k: int | None = None  # only among the k most probable tokens
     top_p: float | None = None  # only among the fewest that hold this probability
-    seed: int | None = None  # the same seed, the same sequences, however many; None: others each time
+    seed: int | None = None  # a seed gives the same sequences, however many; None: new ones each time
     batch: int | None = None  # sequences; None: as many as prompts or sources, without them 1
     state_dtype: torch.dtype | None = None  # bfloat16, for mechanisms that forget: see `cast_state`
     weights: Weights = "float32"
@@ -114,18 +114,18 @@ class GenerationOptions:
 
     @classmethod
     def of(cls, options: "GenerationOptions | None", keywords: dict[str, Any]) -> "GenerationOptions":
-        """Return the options, or those that keywords say. Raises TypeError where both are given."""
+        """Return the options, or those given as keywords. Raises TypeError where both are given."""
         if options is None:
             return cls(**keywords)
         if not isinstance(options, GenerationOptions):
             raise TypeError(f"options must be GenerationOptions, got {type(options).__name__}")
         if keywords:
-            raise TypeError(f"options are given: {', '.join(keywords)} must be among them, not beside them")
+            raise TypeError(f"options are given: {', '.join(keywords)} must be set in them, not beside them")
         return options
 
 
 def _sequences(stop: Any) -> tuple[tuple[int, ...], ...]:
-    """Return stop sequences as tuples. Raises TypeError or ValueError for what is none."""
+    """Return stop sequences as tuples. Raises TypeError or ValueError for anything else."""
     several = isinstance(stop, list | tuple)
     found = tuple(tuple(x) if isinstance(x, list | tuple | bytes) else x for x in stop) if several else stop
     if not fields.fits(tuple[tuple[int, ...], ...], found):

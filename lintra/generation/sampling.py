@@ -45,7 +45,7 @@ def generate(
 ) -> Int[Tensor, "b n"]:
     """Return the tokens that follow the prompt, [b n]; arguments and errors as in `stream`.
 
-    n is `steps`, or less where all sequences ended before; behind its end a sequence is filled up with `end`,
+    n is `steps`, or less where all sequences ended earlier; after its end a sequence is filled up with `end`,
     or with -1 where that is None."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
     inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
@@ -63,8 +63,8 @@ def generate_reference(
     source_mask: Tensor | None = None,
     **keywords: Any,
 ) -> Int[Tensor, "b n"]:
-    """Generate by the definition, without a state: for every token the whole sequence once more, with the
-    model's own weights. Raises ValueError for a state_dtype too."""
+    """Generate by the definition, without a state: the whole sequence is computed again for every token, with
+    the model's own weights. Raises ValueError for a state_dtype too."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
     inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
     if (dtype := inputs.options.state_dtype) is not None:
@@ -90,11 +90,11 @@ def stream(
     [b s], True for what is real. Instead of options, their fields can be given as keywords.
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for a mechanism without a
-    recurrent form, for which `generate_reference` serves; for an empty prompt where the model has no start
-    symbol, a prompt of what is no symbol, lengths, a batch or a source that do not fit, and what
+    recurrent form (use `generate_reference`); for an empty prompt where the model has no start
+    symbol, a prompt of anything but symbols, lengths, a batch or a source that do not fit, and what
     `GenerationOptions` refuses; for more tokens than the model has positions; for a state_dtype other than
     bfloat16 or None, or with a mechanism that cannot keep its state so; for weights of less than float32
-    where no step can be fused; TypeError for what is no number, and for options given beside keywords.
+    where no step can be fused; TypeError for what is not a number, and for options given beside keywords.
     """
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
     inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
@@ -112,11 +112,11 @@ def _recurrent(model: Decoder, inputs: GenerationInputs) -> Iterator[Tensor]:
         for uniform in inputs.uniforms:
             params, state = extend(tokens, state, mask=mask)
             token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
-            following = token.clamp(min=0)  # of a filler, whatever the model says to it
+            following = token.clamp(min=0)  # of a filler, whose prediction is not used
             yield token
             if ending.all():
                 return
-            if tokens is inputs.tokens and inputs.options.steps > 1:  # all behind the prompt are alike
+            if tokens is inputs.tokens and inputs.options.steps > 1:  # all steps after the prompt are alike
                 state = cast_state(model, state, inputs.options.state_dtype)
                 extend = _decode_function(model, following[:, None], state, inputs)
             tokens, mask = following[:, None], None
@@ -125,7 +125,7 @@ def _recurrent(model: Decoder, inputs: GenerationInputs) -> Iterator[Tensor]:
 def _decode_function(
     model: Decoder, tokens: Tensor, state: Any, inputs: GenerationInputs
 ) -> cuda_graph.Extend:
-    """Return how the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by
+    """Return how the tokens after the prompt are made: fused on a CPU, recorded on a GPU, or by
     `model.extend`."""
     steps = inputs.options.steps - 1
     fusible = (
@@ -176,12 +176,12 @@ def check_recurrent(model: Decoder | Forecaster) -> None:
 
 
 def cast_state(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
-    """The state with the sums of keys times values kept in `dtype` from here on, bfloat16; None: as they are.
+    """Return the state with its sums of keys times values in `dtype` from here on: bfloat16; None: no change.
 
     Half the memory; on a GPU the linear sum's step also moves half as much. A token is computed in float32
     and kv is rounded to the nearest once a token, so that what a token adds is lost beside a sum some 500
     times as large. Bad for sums that never decay (linear, cosformer, performer): after a few hundred tokens
-    they fall behind, in the end they stand still. For mechanisms that forget within some tens of tokens
+    they fall behind, in the end they stop growing. For mechanisms that forget within some tens of tokens
     (gated, delta, fast retention): docs/performance.md has the errors, benchmarks/drift.py measures them.
     Denominators, exponents and what cross-attention reads stay as they are. Raises ValueError for another
     dtype and a mechanism that cannot keep its state so.

@@ -35,7 +35,7 @@ def uniforms(steps: int, batch: int, seed: int | None) -> Iterator[Float[Tensor,
 
 
 def sequence_generator(seed: int, sequence: int) -> torch.Generator:
-    """Return a generator of PyTorch's for one of the sequences of a request, on the CPU.
+    """Return a PyTorch generator on the CPU for one of the sequences of a request.
 
     It takes 32 bits of a seed, to which those of `sequence_seed` are mixed."""
     (mixed,) = np.random.SeedSequence(sequence_seed(seed, sequence)).generate_state(1)

@@ -52,7 +52,7 @@ class TransformerConfig:
 
     def __post_init__(self):
         if isinstance(self.attention, list):
-            object.__setattr__(self, "attention", tuple(self.attention))  # which does not change, as the rest
+            object.__setattr__(self, "attention", tuple(self.attention))  # immutable, like the other fields
         fields.check(self)
         fields.at_least(self, layers=1, heads=1, width=1, head_dim=1, max_length=1, conv=1)
         if not self.mechanisms:
@@ -87,7 +87,7 @@ class TransformerConfig:
         return self.attention if isinstance(self.attention, tuple) else (self.attention,)
 
     def mechanism(self, layer: int) -> AttentionConfig:
-        """Return the mechanism of a layer, with the randomness of its own."""
+        """Return the mechanism of a layer, with randomness of its own."""
         return in_layer(self.mechanisms[layer % len(self.mechanisms)], layer)
 
     @property
@@ -102,7 +102,7 @@ class TransformerConfig:
 
 
 class TransformerBase(nn.Module):
-    """Embedding, positions, blocks and the last norm of a network, whose inputs and head are its own."""
+    """Embedding, positions, blocks and the last norm of a network; a subclass adds inputs and head."""
 
     def __init__(self, config: Any, embedding: nn.Module, blocks: Iterable[Block]):
         super().__init__()
@@ -118,8 +118,8 @@ class TransformerBase(nn.Module):
     def add_positions(self, x: Tensor, layout: Layout) -> Tensor:
         """Return the embedded tokens [b t ..] with their positions, [b t c].
 
-        Past the last position, ValueError where that is known without waiting for a device, else NaN
-        (`Bounded`)."""
+        Past the last position it raises ValueError where that is known without waiting for a device, else it
+        gives NaN (`Bounded`)."""
         if self.position is not None:
             if layout.mask is None and not layout.packed and not torch.compiler.is_compiling():
                 self.check_reach(x.shape[1])
@@ -135,8 +135,8 @@ class TransformerBase(nn.Module):
     def block_runner(self) -> Callable[..., Tensor]:
         """Return how a block is called: `run(block, x, ...)`.
 
-        Where blocks are recomputed in the backward (activation checkpointing), with the dropout of the first
-        time."""
+        Blocks that are recomputed in the backward (activation checkpointing) use the dropout of the first
+        pass again."""
         if self.config.checkpoint_blocks and torch.is_grad_enabled():
             return partial(checkpoint, use_reentrant=False)
         return nn.Module.__call__
@@ -144,7 +144,7 @@ class TransformerBase(nn.Module):
     def run_blocks(
         self, x: Tensor, layers: tuple[State, ...], layout: Layout, **extra: Tensor
     ) -> tuple[Tensor, tuple[State, ...]]:
-        """Return x after all blocks, each behind its state, and the states after them."""
+        """Return x after all blocks, each after its state, and the states after them."""
         states = []
         for block, before in zip(self.blocks, layers, strict=True):
             x, state = hooked(block, "extend")(x, before, layout=layout, **self.extra_of(block, extra))
@@ -152,8 +152,8 @@ class TransformerBase(nn.Module):
         return self.norm(layout.zero(x)), tuple(states)
 
     def extra_of(self, block: Block, extra: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the extra inputs of a call that are for one block: what only other mechanisms take is left
-        out, and what none takes is not, so that it is refused."""
+        """Return the extra inputs of a call that are for one block: inputs that only other mechanisms take
+        are left out, and those that none takes stay, so that they are refused."""
         if not extra:
             return extra
         own = block.attn.attention.call_inputs

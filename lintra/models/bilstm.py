@@ -53,7 +53,7 @@ class BiLSTM(nn.Module):
             config.layers,
             batch_first=True,
             bidirectional=True,
-            dropout=config.dropout if config.layers > 1 else 0.0,  # PyTorch warns where nothing is between
+            dropout=config.dropout if config.layers > 1 else 0.0,  # PyTorch warns of one layer
         )
         self.head = _io.build_head(config, 2 * config.width)
 

@@ -3,8 +3,8 @@
     x [b t i] -> normalized -> subsampled [b t' c] -> encoder -> log_probs [b t' n+1], 0 the blank
 
 Each stage halves the frames, t' = ceil(t / 2) of them: output j reads frames 2j - 1, 2j and 2j + 1, zeros
-where there are none. What is padded is such a zero in every stage, so an utterance in a batch is what it is
-alone. Where the encoder is causal, `extend` hears piece by piece what `forward` hears as a whole.
+where there are none. Padding is such a zero in every stage, so an utterance gives the same in a batch as it
+does alone. With a causal encoder, `extend` hears piece by piece what `forward` hears as a whole.
 
 Graves et al. 2006, ICML; Katharopoulos et al. 2020, arXiv:2006.16236, section 4.3.
 """
@@ -32,13 +32,13 @@ from lintra.nn.parameters import check_dtype, reference_param
 from lintra.ops import checks
 from lintra.ops.padding import real_tokens, zero_padding
 
-_FLAT = 1e-5  # added to variances: a band in which nothing ever happens becomes 0
+_FLAT = 1e-5  # added to variances: a constant band becomes 0
 _PART = 2**16  # frames read at once of a corpus that may be larger than the memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A recogniser: all that transcribing needs to know is in it, and so in a saved model."""
+    """A recogniser. It holds all that transcription needs, and so does a saved model."""
 
     symbols: Symbols
     features: features.Config  # of the audio, or of the frames it is given

@@ -2,9 +2,9 @@
 
     tokens [b t] -> x [b t c] -> blocks -> norm -> params [b t p]
 
-Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers. With
+`forward` trains in parallel, `extend` runs as an RNN: the same weights give the same numbers. With
 `cu_seqlens` [n+1] (`lintra.ops.layout`) tokens [1 t] pack n sequences, each by itself, and a state
-is of n.
+holds n.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class Config(TransformerConfig):
     vocabulary: int  # n, the symbols 0 .. n-1
     embed: Literal["token", "value"] = "token"  # value: the symbols are levels on a scale
     output: Logits | LogisticMixture = field(default_factory=Logits)
-    start: bool = True  # a start symbol, numbered n, stands before the first one
+    start: bool = True  # a start symbol, numbered n, precedes the first one
     context: tuple[int, ...] = ()  # offsets, in tokens, of earlier symbols whose embeddings are added
     tie_embeddings: bool = False  # the head's weight is the table of the token embedding
 
@@ -141,8 +141,8 @@ class Decoder(TransformerBase):
         """Return how a block is called, as `TransformerBase` does.
 
         Where blocks are recomputed in the backward, a state that is handed from rank to rank comes in from
-        outside, so that it is not received again, and what ranks exchange is kept, but for the keys and
-        values of a ring, which go round again."""
+        outside, so that it is not received again. What ranks exchange is kept, except for the keys and values
+        of a ring, which go round again."""
         context, run = self.context_parallel, super().block_runner()
         if context is None or run is nn.Module.__call__:
             return run

@@ -1,11 +1,12 @@
-"""A network that reads a whole sequence, of symbols or features, and says something of it or of each token.
+"""A network that reads a whole sequence, of symbols or features, and makes a prediction for it or for each
+token.
 
     tokens [b t] or features [b t i] -> x [b t c] -> blocks -> norm -> pooled or per token -> [b o] or [b t o]
 
 Bidirectional where the mechanism can be, or by causal layers of which every second reads from the end
-(`alternating`: Alkin et al. 2024, arXiv:2406.04303). With a mask, sequences of different lengths make a batch
-in which each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without padding, [1 t] or
-[1 t i], and predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece by piece, with
+(`alternating`: Alkin et al. 2024, arXiv:2406.04303). With a mask, sequences of different lengths form a batch
+in which each has the output it has alone. With `cu_seqlens` [n+1] they form a row without padding, [1 t] or
+[1 t i], and predictions are [n o] or [1 t o]. A causal encoder without a pool also reads piece by piece, with
 `extend`.
 """
 
@@ -40,7 +41,7 @@ class Config(EncoderIOConfig, TransformerConfig):
     alternating: bool = False  # causal layers, of which every second of each mechanism reads from the end
     token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
     embedding_norm: bool = False  # a norm before the first block
-    head_activation: HeadActivation | None = None  # of a layer before the one of outputs; None: there is none
+    head_activation: HeadActivation | None = None  # of a hidden layer before the outputs; None: no such layer
     head_norm: bool = False  # a norm after that activation
 
     def __post_init__(self):
@@ -99,7 +100,7 @@ class Encoder(TransformerBase):
     ) -> Float[Tensor, "m *t o"]:
         """Return predictions [b o], or [b t o] without a pool.
 
-        `extra` is what the mechanism takes at each call, such as a `global_mask`, and `token_types` [b t] of
+        `extra`: inputs of the mechanism at each call, such as a `global_mask`, and `token_types` [b t] of
         an encoder that has them; None: all are of type 0."""
         layout = _io.input_layout(self.config, x, mask, cu_seqlens)
         return _io.predict(self.config.pool, self.head, self._hidden(x, layout, extra), layout)
@@ -118,7 +119,7 @@ class Encoder(TransformerBase):
     def encode(
         self, x: Tensor, *, mask: Tensor | None, cu_seqlens: CuSeqlens | None, **extra: Tensor
     ) -> tuple[Tensor, Layout]:
-        """Return what `hidden` does, and the layout of it."""
+        """Return what `hidden` does, and its layout."""
         layout = _io.input_layout(self.config, x, mask, cu_seqlens)
         return self._hidden(x, layout, extra), layout
 

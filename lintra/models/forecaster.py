@@ -3,7 +3,7 @@
     values [b t] -> standardised by their past, with earlier values beside them -> x [b t c] -> blocks -> norm
     -> params [b t p] of a distribution in the units of the past
 
-Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers.
+`forward` trains in parallel, `extend` runs as an RNN: the same weights give the same numbers.
 
 Paths sampled from such a network, and earlier values as features of it: Salinas et al. 2017,
 arXiv:1704.04110. The linear path past the blocks, which sees how large a value is where norms do not: Lai et
@@ -33,7 +33,7 @@ class Config(TransformerConfig):
     """A forecaster of any mechanism, or of several, that have a causal form."""
 
     output: Gaussian | StudentT | Quantiles = field(default_factory=StudentT)
-    lags: tuple[int, ...] = (1, 2, 3)  # so many rows earlier stand values that are seen beside each one
+    lags: tuple[int, ...] = (1, 2, 3)  # rows back of the earlier values read beside each one
     scale_rows: int = 100  # rows after which a value weighs 1/e in the location and the scale
     position: Position = "none"  # the lags say what is near, and a stream has no end
 
@@ -81,7 +81,7 @@ class Prediction(NamedTuple):
         return self.location + self.scale * z.double()
 
     def last(self) -> "Prediction":
-        """Return that of the last row alone."""
+        """Return the prediction of the last row alone."""
         return Prediction(*(x[:, -1:] for x in self))
 
 
@@ -151,8 +151,8 @@ class Forecaster(TransformerBase):
     def _inputs(
         self, values: Tensor, state: ForecasterState, layout: Layout
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, ScaleState]:
-        """Return each value and those at its lags, standardised [b t 1 + lags], 0 where none was; locations,
-        scales; and `recent` and `scale` of the next state."""
+        """Return each value and those at its lags, standardised [b t 1 + lags], 0 where there was none;
+        locations, scales; and `recent` and `scale` of the next state."""
         values, lags = values.double(), self.config.lags
         location, scale, scaling = self.scaling(values, state.scale)
         seen, recent = values[..., None], state.recent

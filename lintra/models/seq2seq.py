@@ -71,7 +71,7 @@ class Seq2Seq(Decoder):
         for layer in range(config.layers):
             cross_attn = AttentionLayer(
                 config.width,
-                in_layer(config.cross, config.layers + layer),  # what they read draws features of its own
+                in_layer(config.cross, config.layers + layer),  # they draw their own features
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 causal=False,
@@ -136,7 +136,7 @@ class Seq2Seq(Decoder):
         after them. Raises TypeError for None."""
         if state is None:
             raise TypeError(
-                "state must be that of a memory, as model.start(model.encode_memory(source)) is, got None"
+                "state must be that of a memory, from model.start(model.encode_memory(source)), got None"
             )
         return super().extend(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
 

@@ -53,11 +53,11 @@ class AttentionLayer(nn.Module):
     kv_heads < heads shares keys and values among groups of query heads (Ainslie et al. 2023,
     arXiv:2305.13245); more value heads than key heads, each as wide as a key head, are an option of
     mechanisms, `value_heads`.
-    `conv` (`lintra.ops.causal_conv1d`), `qk_norm`, with which softmax at its usual scale is nearly even, and
-    `output_gate` are what papers on recurrences put around them: Sun et al. 2023, arXiv:2307.08621,
-    equation 8; Yang et al. 2024, arXiv:2406.06484, section 4.
-    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
-    [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
+    `conv` (`lintra.ops.causal_conv1d`), `qk_norm` (with it, softmax at its usual scale is nearly even) and
+    `output_gate` are what papers on recurrences add: Sun et al. 2023, arXiv:2307.08621, equation 8; Yang et
+    al. 2024, arXiv:2406.06484, section 4.
+    Inputs of a mechanism at each call, such as a `global_mask`, are passed on as keywords. With `cu_seqlens`
+    [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states hold n.
     Raises ValueError unless heads is a multiple of kv_heads and, without head_dim, width of heads; and for
     conv where causal=False.
     """
@@ -69,7 +69,7 @@ class AttentionLayer(nn.Module):
         width: int,  # c, features of a token
         attention: AttentionConfig,  # a mechanism's Config
         *,
-        heads: int,  # of queries
+        heads: int,  # query heads
         kv_heads: int | None = None,  # heads of keys and values, a divisor of heads; None: as many
         causal: bool = True,  # a token reads itself and those before it; False: all
         rotary: float | None = None,  # the base of rotary positions, 10,000 in most papers; None: no rotation
@@ -133,12 +133,12 @@ class AttentionLayer(nn.Module):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """Return what a whole sequence gets that attends to itself; 0 in padded places.
+        """Return the output of self-attention over a whole sequence; 0 in padded places.
 
-        Warns where the mask looks like one that is True for padding.
+        Warns if the mask looks inverted, True for padding.
 
-        `layout` stands for mask and cu_seqlens where they have been validated: x is then 0 in padded places
-        or finite, and so is what comes out."""
+        `layout` replaces mask and cu_seqlens once they have been validated: in padded places x is then 0 or
+        finite, and so is the output."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             warn_if_inverted(mask)
@@ -182,7 +182,7 @@ class AttentionLayer(nn.Module):
     def start(self, batch: int, *, device: torch.device | str | None = None) -> AttentionLayerState:
         """Return the state before any token, on a device (None: that of the weights).
 
-        ValueError for a bidirectional mechanism, which has none."""
+        Raises ValueError for a bidirectional mechanism, which has none."""
         self.attention.check_causal()
         like = reference_param(self.qkv_proj)
         device = like.device if device is None else device
@@ -203,9 +203,10 @@ class AttentionLayer(nn.Module):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], AttentionLayerState]:
-        """Return what any number of tokens get after `state` (None: before any token), and the next state.
+        """Return the output for any number of tokens after `state` (None: before any token), and the next
+        state.
 
-        `layout` is as in `forward`, behind the tokens that each sequence of the state has seen."""
+        `layout` is as in `forward`, after the tokens that each sequence of the state has seen."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             check_dtype("x", x, self.qkv_proj)
@@ -253,8 +254,8 @@ class AttentionLayer(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> State:
-        """Return what cross-attention keeps of another sequence. ValueError with rotary: two sequences share
-        no positions."""
+        """Return the memory of another sequence for cross-attention to read. Raises ValueError with rotary:
+        two sequences share no positions."""
         self._check_cross()
         if layout is None:
             layout = enter(x, self.width, mask, None)
@@ -272,7 +273,8 @@ class AttentionLayer(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> Float[Tensor, "b t c"]:
-        """Return what every token of x reads of a memory of as many sequences, or of one; 0 where padded."""
+        """Return what every token of x reads from a memory of as many sequences, or of one; 0 where
+        padded."""
         self._check_cross()
         if layout is None:
             layout = enter(x, self.width, mask, None)
@@ -333,17 +335,16 @@ class AttentionLayer(nn.Module):
 
     @property
     def additions(self) -> str | None:
-        """Return what the layer has beside projections and a mechanism; None: nothing."""
+        """Return what the layer has besides projections and a mechanism; None: nothing."""
         parts = {"conv": self.conv, "qk_norm": self.qk_norm, "output_gate": self.output_gate or None}
         return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None) or None
 
     def _extra(self, x: Tensor, q: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the mechanism takes beside q, k, v: projections of x, and what is given at this
-        call."""
+        """Return what the mechanism takes besides q, k, v: projections of x, and the inputs of this call."""
         extra = {name: project(x) for name, project in self.extra_proj.items()}
         if given:
             if learned := given.keys() & extra.keys():
-                raise TypeError(f"the layer projects {', '.join(sorted(learned))} itself: it is not given")
+                raise TypeError(f"the layer projects {', '.join(sorted(learned))} itself: do not pass it")
             extra |= given
             self.attention.check_extra(q, extra)
         return extra

@@ -21,7 +21,7 @@ NormKind = Literal["layer", "rms"]
 def build_norm(kind: NormKind, width: int, eps: float | None = None) -> nn.Module:
     """LayerNorm (Ba et al. 2016, arXiv:1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467).
 
-    `eps` is added to a variance; None: 1e-5 of a LayerNorm, 1e-6 of an RMSNorm."""
+    `eps` is added to a variance; None: 1e-5 for a LayerNorm, 1e-6 for an RMSNorm."""
     if kind not in ("layer", "rms"):
         raise ValueError(f"norm_kind must be 'layer' or 'rms', got {kind!r}")
     if kind == "layer":
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
     norm "pre": x + attn(norm x), then x + mlp(norm x). "post": norm(x + attn x), then norm(x + mlp x), as in
     the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` x [1 t c] packs n sequences
-    (`lintra.ops.layout`), each by itself, and states are of n.
+    (`lintra.ops.layout`), each by itself, and states hold n.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Block(nn.Module):
         width: int,  # c, features of a token
         norm: NormPlace = "pre",  # "pre": before attn and mlp; "post": after the sums
         norm_kind: NormKind = "layer",  # "layer": LayerNorm; "rms": RMSNorm
-        norm_eps: float | None = None,  # added to a variance; None: 1e-5 of LayerNorm, 1e-6 of RMSNorm
+        norm_eps: float | None = None,  # added to a variance; None: 1e-5 for LayerNorm, 1e-6 for RMSNorm
         dropout: float = 0.0,  # of what attn and mlp add, in training
     ):
         super().__init__()
@@ -72,9 +72,9 @@ class Block(nn.Module):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """Return x after a whole sequence; `extra` is what the mechanism takes, such as a `global_mask`.
+        """Return x after a whole sequence; `extra`: inputs of the mechanism, such as a `global_mask`.
 
-        `layout` stands for mask and cu_seqlens where they have been validated, as in `AttentionLayer`."""
+        `layout` replaces mask and cu_seqlens once they have been validated, as in `AttentionLayer`."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             warn_if_inverted(mask)
@@ -96,7 +96,7 @@ class Block(nn.Module):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], AttentionLayerState]:
-        """Return x after any number of tokens behind `state` (None: before any token), and the next state."""
+        """Return x after any number of tokens after `state` (None: before any token), and the next state."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             state = self.start(layout.n, device=layout.device) if state is None else state
@@ -125,7 +125,7 @@ class Block(nn.Module):
 
 
 class CrossState(NamedTuple):
-    """own: of the sequence itself; memory: what it reads of another one."""
+    """own: the state of the sequence itself; memory: what it reads of another one."""
 
     own: AttentionLayerState
     memory: State
@@ -154,7 +154,7 @@ class CrossBlock(Block):
         if can.joint_queries or can.placed_queries:
             raise ValueError(
                 f"attention {name!r} lets the queries of one call depend on each other or on their places: "
-                "token by token, a memory would be read otherwise than by all tokens at once"
+                "reading a memory token by token would differ from reading it with all tokens at once"
             )
         self.cross_attn = cross_attn
         self.cross_attn_norm = build_norm(norm_kind, width, norm_eps)
@@ -166,7 +166,7 @@ class CrossBlock(Block):
         *,
         layout: Layout | None = None,
     ) -> State:
-        """Return what the block keeps of the sequence that it is to read."""
+        """Return what the block keeps of the sequence that it will read."""
         return self.cross_attn.encode_memory(source, mask, layout=layout)
 
     def forward(
@@ -179,7 +179,7 @@ class CrossBlock(Block):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """Return x after a whole sequence that reads a memory; packed ones each read their own, of n."""
+        """Return x after a whole sequence that reads a memory; packed ones each read their own."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             warn_if_inverted(mask)
@@ -202,7 +202,7 @@ class CrossBlock(Block):
         layout: Layout | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], CrossState]:
-        """Return x after any number of tokens behind `state`, and the next state."""
+        """Return x after any number of tokens after `state`, and the next state."""
         if not isinstance(state, CrossState):
             raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
         if layout is None:

@@ -1,14 +1,14 @@
 """Predicted cost of a step in which ranks wait for states, or exchange them.
 
-With L layers, R ranks, shards of t tokens and c multiplications and additions a token and layer, at a rate of
-so many a second, a message taking `latency` + bytes / `bandwidth`:
+With L layers, R ranks, shards of t tokens, c multiplications and additions per token and layer, `rate` of
+them a second, and messages that take `latency` + bytes / `bandwidth` each, waiting or exchanging adds
 
     relay   (R - 1) (3 c t / rate + 2 messages)             rank r begins r layers late, and ends so
     scan    L_s (3 s t / rate + 2 log2(R) messages)         one more pass over keys and values, at s a token
 
-beyond what the shards take by themselves, forward and backward, whose backward counts twice its forward. L_s
-are the layers whose states compose. The pass is one of ranks between two others: of two ranks none has it. A
-layer that can only wait has the others wait with it, whatever they do.
+to what the shards take by themselves, forward and backward, the backward counted as two forwards. L_s are the
+layers whose states compose. Only ranks between two others make the extra pass: with two ranks none does. A
+layer that can only wait makes the others wait too, whatever they do.
 """
 
 import math
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Choice(NamedTuple):
-    """Method by which a layer, named as in its network, gets what stands before a rank's shard, and why."""
+    """Method by which a layer, named as in its network, gets what precedes a rank's shard, and why."""
 
     layer: str
     attention: str
@@ -110,7 +110,7 @@ def relay_seconds(
 ) -> float:
     """Return what waiting for states is predicted to add to a step of shards of `tokens`.
 
-    A rank waits for a layer, with what stands beside attention in its block, and not for the head."""
+    A rank waits for a layer with the rest of its block, and not for the head."""
     inside: Any = getattr(model, "blocks", model)
     tables = {id(p) for x in inside.modules() if isinstance(x, nn.Embedding) for p in x.parameters()}
     weights = sum(p.numel() for p in inside.parameters() if id(p) not in tables) / len(layers)
@@ -140,7 +140,7 @@ def state_numbers(attention: Attention) -> int:
 
 
 def transition_numbers(attention: Attention, ranks: int) -> int:
-    """Return how many numbers a transition has that ranks send: none between two of them."""
+    """Return how many numbers a transition has that ranks send: with two ranks, none."""
     if ranks < 3:
         return 0
     g, f, _ = _state_sizes(attention)
@@ -157,7 +157,7 @@ def state_operations(attention: Attention) -> float:
 
 
 def mixing_operations(attention: Attention, tokens: int) -> float:
-    """Return what a token costs beside projections and MLP in a sequence of so many tokens, forward."""
+    """Return what a token costs besides projections and MLP in a sequence of so many tokens, forward."""
     if attention.can.state == "constant":
         g, f, e = _state_sizes(attention)
         if attention.matrix_transition:

@@ -1,4 +1,4 @@
-"""A network whose sequences lie in shards on several ranks: how each of its layers gets what stands before.
+"""A network whose sequences lie in shards on several ranks: how each of its layers gets what precedes.
 
 A layer either computes from its own shard what the other ranks need and exchanges that for what it needs
 (`lintra.ops.sequence_shard`), or waits for the state of the rank before (`lintra.nn.relay`). The first costs
@@ -22,9 +22,9 @@ Method = Literal["relay", "scan"]
 
 
 class ContextParallel:
-    """The ranks that hold the shards, and the method of every layer of a model, in whose copies it is copied.
+    """The ranks that hold the shards, and the method of every layer of a model, copied along with the model.
 
-    choose: gives the methods, by layer, of the model, rows and the places of the longest shard."""
+    choose: returns the methods, by layer, given the model, rows and the places of the longest shard."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class ContextParallel:
     def extend(
         self, state: State, layout: Layout, own: Callable[[State, Layout], tuple[Tensor, State]]
     ) -> tuple[Tensor, State]:
-        """Return y [b t ...] of a shard and the state after it: on rank 0 behind `state`, elsewhere behind
-        that of the rank before. own: gives both, of a state and the layout behind its `seen` tokens."""
+        """Return y [b t ...] of a shard and the state after it: on rank 0 after `state`, elsewhere after the
+        state of the rank before. own: computes both from a state and the layout after its `seen` tokens."""
         return self.relay.run(
             lambda n: state, layout, lambda before, layout, _: own(before, layout.after(before.seen))
         )
@@ -61,7 +61,7 @@ class ContextParallel:
         self._placed_by_network = False
 
     def method(self, layer: nn.Module) -> Method:
-        """Return how a layer gets what stands before its shard, of the sizes at hand."""
+        """Return how a layer gets what precedes its shard, for the sizes at hand."""
         return self._methods[layer]
 
     def place(self, layout: Layout) -> Layout:

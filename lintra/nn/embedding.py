@@ -24,11 +24,11 @@ class TokenEmbedding(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """A linear map x [b t c] -> logits [b t n] whose weight [n c] is the table of a token embedding: one
-    vector is what a symbol is read as and what predicts it.
+    """A linear map x [b t c] -> logits [b t n] whose weight [n c] is the table of a token embedding: the same
+    vector represents a symbol when it is read and when it is predicted.
 
     A start symbol, the last row, is not predicted. Initialises the table with entries of size c^-1/2, so that
-    the logits of a normalised x are about 1 large. Press and Wolf 2017, arXiv:1608.05859.
+    the logits of a normalised x are about 1 in size. Press and Wolf 2017, arXiv:1608.05859.
     """
 
     def __init__(self, embedding: TokenEmbedding, vocabulary: int):

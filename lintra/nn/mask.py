@@ -37,21 +37,22 @@ def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[
 def warn_if_inverted(mask: Bool[Tensor, "b t"] | None, *, as_padding: bool = False) -> None:
     """Warn where a mask leaves a sequence without any token and all others without the first place.
 
-    So does one of the opposite convention, True for padding as `key_padding_mask` of PyTorch is, of a batch
-    padded at its end: the longest sequence, which fills it, has then no token, and the others begin with
-    their padding. Padded at its beginning, it is what a batch padded at its end to some fixed length with an
-    empty sequence is in ours, which is no error: that gives 0. Nothing is looked at where that would cost a
-    wait or break a graph: on a GPU, in a compiler and inside torch.func. Of the layers that are given the
-    same mask one after the other, the first looks at it.
+    A mask of the opposite convention, True for padding as PyTorch's `key_padding_mask` is, does so for a
+    batch padded at its end: the longest sequence, which fills it, then has no token, and the others begin
+    with their padding. There is no warning for a batch padded at its beginning: its inverted mask is also,
+    in our convention, that of a batch padded at its end to some fixed length with an empty sequence, which
+    is no error and gives 0. The mask is not read where that would cost a wait or break a graph: on a GPU, in
+    a compiler and inside torch.func. If several layers are given the same mask in turn, only the first reads
+    it.
 
-    as_padding: the mask was given as its opposite, a `key_padding_mask`, which the warning is of then.
+    as_padding: the mask was given as its opposite, a `key_padding_mask`, which the warning then names.
     """
     global _usual
     if mask is None or not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return
     if mask.dtype != torch.bool or not checks.readable(mask):
         return
-    version = 0 if mask.is_inference() else mask._version  # which tells of changes in place
+    version = 0 if mask.is_inference() else mask._version  # which changes with every change in place
     if (known := _usual) and known[0]() is mask and known[1] == version:
         return
     if mask[:, 0].any() or mask.any(1).all():
@@ -71,7 +72,8 @@ def warn_if_inverted(mask: Bool[Tensor, "b t"] | None, *, as_padding: bool = Fal
 
 
 def _caller() -> int:
-    """The stacklevel, for a warning of the function that asks, of the first caller outside of the library."""
+    """Return the stacklevel of the first caller outside the library, for a warning of the calling
+    function."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1

@@ -18,13 +18,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with `attention`, a mechanism's `Config`, in place of softmax.
 
     The other arguments are PyTorch's, and so are the names of the parameters: its state dicts load, and with
-    `softmax.Config()` the output is the same. Sampled features of a mechanism stay what they are; parameters
+    `softmax.Config()` the output is the same. A mechanism's sampled features keep their values; parameters
     of its own, such as gates, need `strict=False`. `dropout` is that of the weights, for a mechanism that has
-    any. `causal` says how it is called; None: at each call as `is_causal` and `attn_mask` say, where the
-    mechanism has both forms with the same parameters.
+    any. `causal` says whether calls are causal; None: as `is_causal` and `attn_mask` of each call say, where
+    the mechanism has both forms with the same parameters.
 
     Raises ValueError for what a mechanism cannot do, and for add_bias_kv and add_zero_attn. Projections of
-    the input that a mechanism takes beside q, k and v, such as gates, are made of `key`.
+    the input that a mechanism takes besides q, k and v, such as gates, are computed from `key`.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: int,  # a divisor of embed_dim
         dropout: float = 0.0,  # of the weights, in training; of mechanisms that have them
         bias: bool = True,  # of the projections
-        add_bias_kv: bool = False,  # False alone
-        add_zero_attn: bool = False,  # False alone
+        add_bias_kv: bool = False,  # must be False
+        add_zero_attn: bool = False,  # must be False
         kdim: int | None = None,  # features of a key; None: embed_dim
         vdim: int | None = None,  # features of a value; None: embed_dim
         batch_first: bool = False,  # True: tensors are [b t c]; False: [t b c]
@@ -42,7 +42,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,  # of the parameters
         *,
         attention: AttentionConfig,  # a mechanism's Config
-        causal: bool | None = None,  # how it is called; None: as each call's attn_mask and is_causal say
+        causal: bool | None = None,  # of calls; None: as each call's attn_mask and is_causal say
     ):
         fields.check_one("attention", AttentionConfig, attention)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
@@ -59,7 +59,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             embed_dim, num_heads, dropout, bias, False, False, kdim, vdim, batch_first, device, dtype
         )
-        # Read by PyTorch's encoder layer: it would else compute softmax attention by itself in evaluation.
+        # Read by PyTorch's encoder layer: it would otherwise compute softmax attention by itself in
+        # evaluation.
         self._qkv_same_embed_dim = False
         self._forms, self._refused = _build(attention, causal, heads=num_heads, dim=self.head_dim)
         self.attention = next(iter(self._forms.values()))
@@ -88,7 +89,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.to(device=device, dtype=dtype)
 
     def train(self, mode: bool = True):
-        """Set training or evaluation, of the form that is not a submodule too."""
+        """Set training or evaluation mode, also for the form that is not a submodule."""
         for form in self._forms.values():
             form.train(mode)
         return super().train(mode)
@@ -104,15 +105,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Return what `query` gets, [b t c] or with `batch_first=False` [t b c] or unbatched [t c], and None.
+        """Return the output for `query`, [b t c] or with `batch_first=False` [t b c] or unbatched [t c], and
+        None.
 
         A sequence attends to itself where `key` is the tensor `query`, or causally; it then gets 0 where
         `key_padding_mask` [b s] says padding. Anything else is cross-attention. Both masks are as PyTorch's,
         boolean and True for what is left out, or 0 and -inf. `attn_mask` is None or the causal mask [t s].
-        `is_causal` needs none, and one beside it is not looked at, which would make a GPU wait and break a
-        compiled graph.
+        `is_causal` needs no mask, and does not read one given with it, which would make a GPU wait and break
+        a compiled graph.
 
-        Raises ValueError for another `attn_mask`, for need_weights, and for a form the mechanism has not.
+        Raises ValueError for another `attn_mask`, for need_weights, and for a form the mechanism does not
+        have.
         """
         if need_weights:
             raise ValueError("need_weights must be False: most mechanisms never compute attention weights")

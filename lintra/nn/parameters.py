@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling the module is more than the forward of its class: it has hooks, or one of its
-    own."""
+    """Return whether calling the module is more than the forward of its class: it has hooks, or a forward of
+    its own."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return bool(hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module))
 
@@ -53,10 +53,10 @@ def hooked(module: nn.Module, name: str) -> Callable[..., Any]:
 
 
 def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:
-    """Raise TypeError unless x is of the dtype of the weights of a linear map or an LSTM that is PyTorch's
-    own; autocast brings all but float64 to one. What stands in place of such a layer may take any."""
+    """Raise TypeError unless x has the dtype of the weights of a linear map or an LSTM of PyTorch's own;
+    autocast casts all but float64. A layer that replaces one of these may take any dtype."""
     if type(module) is nn.Linear and x.dtype == module.weight.dtype:
-        return  # what a layer of every step pays: one look at one weight
+        return  # the usual cost of a step: one look at one weight
     if type(module) not in (nn.Linear, nn.LSTM) or x.dtype == reference_param(module).dtype:
         return
     dtypes = x.dtype, reference_param(module).dtype

@@ -1,7 +1,7 @@
 """Output distributions over real numbers, whose parameters are a network's last numbers, the location first.
 
 A network predicts in units of its own (`lintra.nn.scaling`): a target here is such a standardised number. No
-scale gets below SHARPEST of them, so that a series without noise has a finite likelihood.
+scale falls below SHARPEST of these units, so that a series without noise has a finite likelihood.
 """
 
 import math
@@ -32,11 +32,12 @@ class RealDistribution:
         raise NotImplementedError
 
     def loss(self, params: Float[Tensor, "*b p"], target: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return a proper score of each target, the lower the better: -log p in nats, but for quantiles."""
+        """Return a proper score of each target, the lower the better: -log p in nats, except for
+        quantiles."""
         raise NotImplementedError
 
     def quantile(self, params: Float[Tensor, "*b p"], level: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the number below which there is the probability `level`, above 0 and below 1."""
+        """Return the quantile at the probability `level`, above 0 and below 1."""
         raise NotImplementedError
 
     def median(self, params: Float[Tensor, "*b p"]) -> Float[Tensor, "*b"]:

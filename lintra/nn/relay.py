@@ -46,8 +46,8 @@ class Relay:
     ) -> tuple[Tensor, State]:
         """Return y [b t ...] of this rank's shard, and the state after it, that of its last sequences.
 
-        start: gives what n sequences begin with, on rank 0 or within the shard. extend: gives y and the next
-        state of a state, a layout and the tokens, a slice of the time, that it is of."""
+        start: returns the first state of n sequences, on rank 0 or within the shard. extend: returns y and
+        the next state, given a state, a layout and the slice of the time that the layout is of."""
         receives = self.before is not None and (layout.begun or not layout.packed)
         if layout.packed and receives:
             first, others = layout.split_first()
@@ -95,7 +95,7 @@ class Relay:
 
 
 def _forms(tensors: list[Tensor]) -> Tensor:
-    """The dtype and the sizes of each tensor, one behind the other."""
+    """The dtype and the sizes of each tensor, one after the other."""
     forms = [number for x in tensors for number in (DTYPES.index(x.dtype), *x.shape)]
     return torch.tensor(forms, dtype=torch.int64, device=tensors[0].device)
 

@@ -45,7 +45,7 @@ class RunningScale(nn.Module):
     def forward(
         self, values: Float[Tensor, "b t"], state: ScaleState
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"], ScaleState]:
-        """Return locations, scales, and the state behind the last value."""
+        """Return locations, scales, and the state after the last value."""
         values = values.double()
         if not values.shape[1]:
             return values, values, state

@@ -190,7 +190,7 @@ def test_info(lintra_says):
         ),
         (["train", "--resume", "x", "--paper-block"], "a run keeps its paper_block, and --resume changes"),
         (["train", "digits", "--resume", "x"], "the run knows its task: leave 'digits' out before --resume"),
-        (["train", "digits", "--config", "nowhere.json"], "config nowhere.json is no file"),
+        (["train", "digits", "--config", "nowhere.json"], "config nowhere.json is not a file"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
         (["evaluate", "--model", "x", "--limit", "0"], "limit must be at least 1, got 0"),
         (["evaluate", "--model", "nowhere"], "nowhere"),

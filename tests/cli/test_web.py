@@ -36,7 +36,7 @@ def test_a_recogniser_that_cannot_stream(lintra_says, tmp_path, monkeypatch):
     checkpoint.save(build(normalize="utterance"), tmp_path / "whole")
     code, out, err = lintra_says("web", "--model", "whole")
     assert (code, out) == (2, "")
-    assert "there is no page of whole: normalize='utterance' takes the mean of all frames" in err
+    assert "there is no page for whole: normalize='utterance' takes the mean of all frames" in err
 
 
 def test_served_until_ctrl_c(lintra_says, folder, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_port_in_use(lintra_says, folder):
         (["--model", "none"], "none"),
         (
             ["--model", "run"],
-            "there is no page of run: the page draws images, this model is of the task copy",
+            "there is no page for run: the page draws images, this model is of the task copy",
         ),
     ],
 )

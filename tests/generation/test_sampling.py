@@ -518,7 +518,7 @@ def test_options_are_those_of_the_keywords():
     assert torch.equal(generate(model, None, options), expected)
     assert torch.equal(torch.stack(list(stream(model, None, options)), 1), expected)
     assert torch.equal(generate_reference(model, None, options), expected)
-    with pytest.raises(TypeError, match="options are given: seed must be among them"):
+    with pytest.raises(TypeError, match="options are given: seed must be set in them"):
         generate(model, None, options, seed=3)
     with pytest.raises(TypeError, match="options must be GenerationOptions, got int"):
         generate(model, None, 6)

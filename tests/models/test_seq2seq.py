@@ -203,7 +203,7 @@ def test_memories_and_states_are_checked():
         model(tokens, tokens)
     with pytest.raises(
         TypeError,
-        match=r"state must be that of a memory, as model\.start\(model\.encode_memory\(source\)\) is",
+        match=r"state must be that of a memory, from model\.start\(model\.encode_memory\(source\)\)",
     ):
         model.extend(tokens)
     with pytest.raises(TypeError, match="memory must be a LinearState"):

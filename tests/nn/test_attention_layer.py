@@ -219,5 +219,5 @@ def test_tensors_without_numbers_go_through_and_leave_nothing_behind(mechanism):
 
 def test_what_a_layer_projects_itself_is_not_given():
     layer, x = AttentionLayer(16, retention.Config(), heads=4), torch.randn(1, 3, 16)
-    with pytest.raises(TypeError, match="the layer projects gate itself: it is not given"):
+    with pytest.raises(TypeError, match="the layer projects gate itself: do not pass it"):
         layer(x, gate=torch.zeros(1, 3, 16))
