@@ -1,5 +1,4 @@
-"""A network that reads a whole sequence, of symbols or features, and makes a prediction for it or for each
-token.
+"""A network that reads a whole sequence, of symbols or features, and predicts for it or for each token.
 
     tokens [b t] or features [b t i] -> x [b t c] -> blocks -> norm -> pooled or per token -> [b o] or [b t o]
 

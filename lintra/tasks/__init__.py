@@ -37,12 +37,12 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The tasks there are, in alphabetical order."""
+    """Return the names of all tasks, in alphabetical order."""
     return registry.names(sys.modules[__name__])
 
 
 def load(name: str) -> ModuleType:
-    """The task's module, with its `Config` and its class. A name may be written with - or _.
+    """Return the task's module, with its `Config` and its class. A name may be written with - or _.
 
     Raises ValueError for an unknown name.
     """

@@ -1,4 +1,4 @@
-"""Tasks that say which class a sequence is of."""
+"""Tasks that classify sequences."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class ClassificationTask(Task):
 
     @torch.no_grad()
     def per_sample(self, model: Encoder | BiLSTM, batch: Batch) -> dict[str, Tensor]:
-        """The loss of each sequence in nats, and 1 where the most probable class is its own."""
+        """The loss of each sequence in nats, and 1 where the most probable class is right."""
         found, label = logits(model, batch), batch["label"]
         return {
             "loss": functional.cross_entropy(found, label, reduction="none"),

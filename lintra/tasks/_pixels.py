@@ -72,8 +72,8 @@ class PixelTask(BitsTask):
         return PixelSamples(self.images("test"))
 
     def surroundings(self) -> tuple[int, ...]:
-        """Return how many places before the latest value those stand that surround the next one: two pixels
-        to its left, three in the row above, one two rows above."""
+        """Return how many places before the latest value the values around the next one are: two pixels to
+        its left, three in the row above, one two rows above."""
         _, columns, channels = self.image_shape
         row = columns * channels
         left = (2, 3) if channels == 1 else (2, channels)
@@ -140,14 +140,14 @@ class PixelTask(BitsTask):
         return images[:, : rows * width * channels]
 
     def draw(self, prompts: Tensor, draw: Draw) -> Tensor:
-        """Draw what follows prompts [n t'] to the end -> pictures [n h w ch] uint8; fewer than n if `draw`
-        gives fewer."""
+        """Draw the rest of images that begin with prompts [n t'] -> pictures [n h w ch] uint8; fewer than n
+        if `draw` gives fewer."""
         rest = draw(prompts, self.length - prompts.shape[1]).cpu()
         return self.to_images(torch.cat((prompts[: len(rest)], rest), 1))
 
     def complete(self, prompts: Tensor, times: int, draw: Draw) -> list[Tensor]:
         """Complete each prompt `times` times -> n of [times h w ch]; if `draw` gives fewer, the last of them
-        has fewer, and those behind it are left out."""
+        has fewer, and those after it are left out."""
         images = self.draw(prompts.repeat_interleave(times, 0), draw)
         return [images[i : i + times] for i in range(0, len(images), times)]
 
@@ -157,6 +157,6 @@ class PixelTask(BitsTask):
 
 
 def check_fraction(fraction: float) -> None:
-    """Raise ValueError unless it is the part of an image that can be given to be completed."""
+    """Raise ValueError unless `fraction` is a part of an image that can be completed."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")

@@ -52,7 +52,7 @@ class NumberedTask(Task):
 
 
 def check(train_samples: int, validate_samples: int, data_seed: int) -> None:
-    """Raise ValueError unless there are that many numbers and such a seed."""
+    """Raise ValueError for numbers of samples or a seed out of range."""
     if not 1 <= train_samples <= FIRST_VALIDATION:
         raise ValueError(f"train_samples must lie in 1 .. {FIRST_VALIDATION}, got {train_samples}")
     if validate_samples < 1:

@@ -1,4 +1,4 @@
-"""The base classes of tasks: data, a default network, a loss and a score, and the settings of all that."""
+"""The base classes of tasks: data, a default network, a loss and a score, and their settings."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,30 +16,31 @@ from lintra.models import Decoder, Model
 from lintra.ops.layout import Layout, sequence_bounds
 
 Batch = dict[str, Tensor]
-Report = Callable[[int], object]  # is called with how many are done
-# what is done, how many in all, of what -> a context that gives whom to tell how many are done
+Report = Callable[[int], object]  # called with how many are done
+# what is done, how many in all, the unit -> a context that yields a `Report`
 Watch = Callable[[str, int, str], AbstractContextManager[Report]]
 
 
 class DataError(ValueError):
-    """Data that is missing, damaged or not to be had; the message says which file and what to do."""
+    """Data that is missing, damaged or not available; the message says which file and what to do."""
 
 
 class Samples(Dataset[Batch], ABC):
     """A data set that is read a batch at a time, since reading sample by sample is slow.
 
-    PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`; nothing is left to collate.
+    PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`; nothing remains to be
+    collated.
     """
 
     workers: int = 0  # processes that read batches ahead, where reading them takes long
-    lengths: Sequence[int] = ()  # tokens of each sample, for a task that says `batch_tokens`
+    lengths: Sequence[int] = ()  # tokens of each sample, for a task with `batch_tokens`
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples at these places as one batch. IndexError if one is outside."""
+        """Return the samples at these places as one batch. IndexError if one is outside."""
 
     def __getitem__(self, index: int) -> Batch:
         return {name: value[0] for name, value in self.__getitems__([index]).items()}
@@ -85,8 +86,8 @@ class Task(ABC):
     name: str
     config: Any  # the TaskConfig that has built it
     loss_unit: str = "nats a symbol"  # of the loss, as training shows it
-    watch: Watch = staticmethod(unwatched)  # shows how far it is with what takes long
-    # Where lengths differ much: as many samples of similar length make a batch as have together at most so
+    watch: Watch = staticmethod(unwatched)  # shows the progress of long work
+    # Where lengths differ much, a batch has as many samples of similar length as have together at most this
     # many tokens, padding included. None: as many samples as training has.
     batch_tokens: int | None = None
     # How many samples make a batch, all processes together. None: as many as training has.
@@ -100,14 +101,14 @@ class Task(ABC):
         return self
 
     def notices(self, folder: Path) -> list[str]:
-        """Return what a person who trains on it should know of its data, a line each; what is long is written
+        """Return what a person who trains on it should know of its data, a line each; long lists are written
         to files in `folder`."""
         return []
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """Tokens of its longest sequence, for mechanisms that have to know it when they are built."""
+        """Tokens of its longest sequence, for mechanisms that need it at construction."""
 
     @property
     @abstractmethod
@@ -117,32 +118,33 @@ class Task(ABC):
     @property
     @abstractmethod
     def validate(self) -> Samples:
-        """The samples to be judged by while it learns, none of them in `train` or in a test set."""
+        """The samples for validation during training, none of them in `train` or in a test set."""
 
     @property
     def test(self) -> Samples:
-        """The samples to be judged by in the end: those of `validate` where there is no test set."""
+        """The samples for the final score: those of `validate` where there is no test set."""
         return self.validate
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
-        """The split that `test` is: "validate" where there is no test set: training sees its scores."""
+        """The split that `test` is: "validate" where there is no test set, so that training sees its
+        scores."""
         return "validate" if type(self).test is Task.test else "test"
 
     @abstractmethod
     def model(self, attention: AttentionPattern) -> Any:
-        """The task's default network around this mechanism's config, or those of a hybrid: a `Config` of
+        """The task's default network with this mechanism's config, or those of a hybrid: a `Config` of
         lintra/models."""
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
         """Set the buffers of a new model that depend on the data, such as normalization statistics."""
 
     def freeze_config(self, config: Any) -> Any:
-        """This configuration of the task, with what a run takes from its data and has to keep."""
+        """This configuration of the task, with the values that a run takes from its data and keeps."""
         return config
 
     def check(self, model: Any) -> None:  # noqa: B027 (most have nothing to say)
-        """Raise ValueError if a model of this config is not for the task, or not for the data as they are
+        """Raise ValueError if a model of this config does not suit the task, or the data as they are
         now."""
 
     @abstractmethod
@@ -231,7 +233,7 @@ def _predict_packed(model: Decoder, tokens: Tensor, documents: Tensor) -> tuple[
 def read(model: Decoder, tokens: Tensor) -> Tensor:
     """Return what a model reads to predict tokens [b t]: the start symbol and all but the last.
 
-    Without a start symbol nothing stands before the first token: t is one less.
+    Without a start symbol nothing precedes the first token: t is one less.
     """
     return tokens[:, :-1] if model.start_token is None else model.shift(tokens)
 

@@ -17,7 +17,7 @@ from lintra.models import decoder
 from lintra.tasks._synthetic import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
-SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
+SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left after the second s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Config(TaskConfig):
     length: int = 128  # tokens of a whole sequence; s has length/4 up to (length-1)/2, this excluded
     train_samples: int = 1_000_000  # sequences in an epoch
     validate_samples: int = 1_000  # sequences to validate on
-    data_seed: int = 0  # another seed, other sequences
+    data_seed: int = 0  # another seed gives other sequences
 
     def __post_init__(self):
         fields.check(self)

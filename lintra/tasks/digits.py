@@ -62,5 +62,5 @@ class Digits(PixelTask):
             mlp_ratio=4,
             position="concatenated",
             output=decoder.Logits(),
-            dropout=0.1,  # 1,500 images are soon learned by heart
+            dropout=0.1,  # 1,500 images are soon memorised
         )

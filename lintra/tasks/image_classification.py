@@ -1,7 +1,7 @@
-"""Say which class an image of MNIST or CIFAR-10 is of, read pixel by pixel, row after row, as grey levels.
+"""Classify images of MNIST or CIFAR-10, read pixel by pixel, row after row, as grey levels.
 
 Of CIFAR-10 it is the image task of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006, section 2.2.4),
-of MNIST what is called sequential MNIST (Le et al. 2015, arXiv:1504.00941). The last training images are held
+of MNIST it is sequential MNIST (Le et al. 2015, arXiv:1504.00941). The last training images are held
 out to validate on; test images are for scores alone.
 """
 
@@ -26,13 +26,13 @@ LUMA = (0.2989, 0.5870, 0.1140)  # of red, green and blue in a grey level (ITU-R
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say which class an image is of (CIFAR-10, MNIST)."""
+    """Classify images (CIFAR-10, MNIST)."""
 
     PATHS: ClassVar = ("data_dir",)
 
     data: Data = "cifar10"  # which images
     data_dir: str | None = None  # their files; else $LINTRA_DATA, or a download
-    validate_images: int = 1_000  # so many training images are held out to validate on
+    validate_images: int = 1_000  # training images held out to validate on
 
     def __post_init__(self):
         fields.check(self)

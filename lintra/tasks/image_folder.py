@@ -1,7 +1,7 @@
 """Draw images like those of a folder of your own, value by value: photographs, drawings, scans.
 
-Read are all images below the folder (PNG, JPEG, GIF, BMP, TIFF, WebP, PNM), in the order of their names, or
-one IDX file of grey images. Of each the middle square is taken and resized; transparent places become white.
+It reads all images below the folder (PNG, JPEG, GIF, BMP, TIFF, WebP, PNM), in the order of their names, or
+one IDX file of grey images. It resizes the middle square of each; transparent places become white.
 Every tenth image is held out for validation.
 """
 
@@ -23,7 +23,7 @@ from lintra.tasks.base import DataError, TaskConfig, elsewhere
 from lintra.tasks.datasets import data_files, idx
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_HELD_BACK = 10  # one image of so many is validated on
+_HELD_BACK = 10  # one image in this many is validated on
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # modes of grey images
 _UNSCALED = ("I", "F")  # modes of numbers of 32 bits
 
@@ -37,15 +37,15 @@ class Config(TaskConfig):
     data: str | None = None  # a folder of images, with its subfolders; or an IDX file (.gz too)
     test: str | None = None  # such a folder to test on; else what is held out
     size: int = 32  # pixels a side
-    color: Literal["rgb", "gray"] = "rgb"  # what all images are made
+    color: Literal["rgb", "gray"] = "rgb"  # what all images become
 
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, size=4)
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the images at `data` to test on; as it is where those are what it learned
-        from, and every tenth was held out."""
+        """This configuration with the images at `data` to test on; unchanged where it learned from those and
+        every tenth was held out."""
         return replace(self, test=elsewhere(self.data, self.test, data))
 
     def training_preset(self) -> dict[str, Any]:
@@ -79,11 +79,12 @@ class ImageFolder(PixelTask):
         held_out[-1:] = True  # of fewer than ten the last one
         if split == "train":
             return self._own[~held_out]
-        # In a random order: a validation may look at the first ones alone, and names go by what is shown.
+        # In a random order: a validation may look at the first ones alone, and names often follow what is
+        # shown.
         return self._own[np.random.default_rng(0).permutation(np.flatnonzero(held_out))]
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """4 layers of width 128, which are shown what surrounds each value; colours are mixtures of 10
+        """4 layers of width 128, which see what surrounds each value; colours are mixtures of 10
         logistics."""
         gray = self.config.color == "gray"
         return decoder.Config(

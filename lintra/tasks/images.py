@@ -32,7 +32,7 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "paper": {"clip": None, "precision": "32", "save_every": 100},
 }
 PRESETS["small"] = PRESETS["best"]
-# Of the paper's released code; for MNIST 250 epochs, of which the paper's text takes 10 images a step.
+# Of the paper's released code; for MNIST 250 epochs; the paper's text has 10 images a step.
 PAPER: dict[Data, dict[str, Any]] = {
     "mnist": {"steps": 937_500, "batch": 16, "lr": 1e-4},
     "cifar10": {"steps": 500_000, "batch": 10, "lr": 2e-4},
@@ -50,8 +50,8 @@ class Config(TaskConfig):
     data: Data = "mnist"  # which images
     preset: Preset = "best"  # paper: model and training of its released code
     data_dir: str | None = None  # their files; else $LINTRA_DATA, or a download
-    limit: int | None = None  # train on the first so many images only
-    validate_images: int | None = 256  # validate on so many; None: all test images
+    limit: int | None = None  # train on this many first images only
+    validate_images: int | None = 256  # validate on this many; None: all test images
     validate_on: Literal["train", "test"] = "train"  # held-out training images, or test images
 
     def __post_init__(self):
@@ -115,7 +115,7 @@ class Images(PixelTask):
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """Return the paper's network: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10
-        logistics. Ours have no more parameters, and are shown what surrounds each value.
+        logistics. Ours have no more parameters, and see what surrounds each value.
         """
         layers = {"mnist": 8, "cifar10": 16}[self.config.data]
         mixture = decoder.LogisticMixture(components=10)

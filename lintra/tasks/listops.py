@@ -3,7 +3,7 @@
 [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Operators are MIN, MAX, MED, the median rounded down, and SM, the sum modulo 10,
 of 2 to 10 arguments, each a digit or an expression (Nangia and Bowman 2018, arXiv:1804.06028). A tree is
 drawn as the Long Range Arena draws its own (Tay et al. 2021, arXiv:2011.04006, section 2.2.1): an argument is
-an expression with probability 1/4, none deeper than `depth`, and what has `shortest` tokens or fewer, or
+an expression with probability 1/4, none deeper than `depth`, and one that has `shortest` tokens or fewer, or
 `longest` or more, is drawn again. The root is always an expression.
 """
 
@@ -34,12 +34,12 @@ VOCABULARY = END + 1
 NESTED = 0.25  # probability that an argument is an expression
 _FUNCTIONS = tuple(OPERATORS.values())
 _AT_ONCE = 1024  # random numbers drawn together
-_TRIES = 20_000  # drawings until one is of the lengths that are asked for
+_TRIES = 20_000  # drawings until one has a requested length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say the value of a nested expression (of the LRA)."""
+    """Evaluate nested expressions (of the LRA)."""
 
     shortest: int = 500  # tokens of an expression: more than this
     longest: int = 2_000  # and fewer than this
@@ -118,7 +118,7 @@ def draw(config: Config, source: np.random.Generator) -> tuple[list[int], int]:
 
 
 def _expression(config: Config, numbers: _Numbers) -> tuple[list[int], int]:
-    """Draw one expression of any length; what is too long is left where it is seen to be."""
+    """Draw one expression of any length; one is abandoned as soon as it is too long."""
     tokens: list[int] = []
     # Of each open expression: its operator, how many arguments are to come, the values of those before.
     open_ones: list[tuple[int, int, list[int]]] = []

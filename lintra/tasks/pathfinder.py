@@ -26,17 +26,17 @@ from lintra.tasks.base import Batch, TaskConfig
 GAP = 2  # the larger of the steps along rows and columns from one dash to the next, and within one
 TURN = 0.6  # radians from one dash to the next, at most
 CIRCLE, DASHES, BLACK = 255, (128, 224), 0  # grey levels; that of a dash is drawn between two
-_STARTS, _TURNS, _IMAGES = 40, 6, 10_000  # how often a path, a dash and an image are tried
+_STARTS, _TURNS, _IMAGES = 40, 6, 10_000  # attempts at a path, a dash and an image
 Pixel = tuple[int, int]  # row, column
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say whether a path joins two circles (of the LRA)."""
+    """Decide whether a path joins two circles (of the LRA)."""
 
     size: int = 32  # pixels of a side
     dashes: int = 9  # of each of the two long paths
-    distractors: int = 6  # shorter paths, of a third as many dashes, at most: as many as find room
+    distractors: int = 6  # shorter paths, of a third as many dashes, at most: as many as fit
     train_samples: int = 160_000  # images in an epoch
     validate_samples: int = 2_000  # images to validate on
     data_seed: int = 0  # another seed, other images
@@ -65,7 +65,7 @@ class _Image:
         self.near = [[False] * size for _ in range(size)]
 
     def path(self, dashes: int) -> list[Pixel] | None:
-        """Return the pixels of a path that finds room, from end to end; None where none does."""
+        """Return the pixels of a path that fits, from end to end; None where none does."""
         for _ in range(_STARTS):
             row, column, turn = self.source.random(3).tolist()
             row, column = (2 + x * (self.size - 5) for x in (row, column))
@@ -98,7 +98,7 @@ class _Image:
         return all(abs(row - y) > GAP or abs(column - x) > GAP for y, x in found[:-2])
 
     def draw(self, path: list[Pixel], apart: int) -> None:
-        """Draw a path, each dash of a grey of its own, and keep others so many pixels away from it."""
+        """Draw a path, each dash in a grey of its own, and keep other paths this many pixels away."""
         greys = self.source.integers(*DASHES, len(path) // 2).repeat(2)
         for (row, column), grey in zip(path, greys, strict=True):
             self.pixels[row, column] = grey
@@ -114,7 +114,7 @@ class _Image:
 
 def draw(config: Config, source: np.random.Generator) -> tuple[np.ndarray, int]:
     """Return an image [size size] uint8 and whether one path joins its circles, 1 or 0. Raises ValueError
-    where no two paths find room."""
+    where no two paths fit."""
     label = int(source.integers(2))
     for _ in range(_IMAGES):
         image = _Image(config.size, source)

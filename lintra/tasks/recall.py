@@ -1,11 +1,11 @@
-"""Associative recall: which value stood beside this key?
+"""Associative recall: which value belongs to this key?
 
 A sequence is `key value key value ... key value ...`: each of the `pairs` keys once with its value, then all
 of them again in another order, and the loss counts the values of the second time. A state of constant size
-holds so many pairs and no more; softmax looks them up. Arora et al. 2023, arXiv:2312.04927, section 3.
+holds only so many pairs; softmax looks them up. Arora et al. 2023, arXiv:2312.04927, section 3.
 
-Before it can look up anything a model has to find that a value belongs to the key in front of it. With
-`joined` the first time is one symbol a pair, and only the lookup is left: Schlag et al. 2021,
+Before it can look up anything, a model has to learn that a value belongs to the key in front of it. With
+`joined` each pair is one symbol the first time, and only the lookup is left: Schlag et al. 2021,
 arXiv:2102.11174, section 6.1.
 
 With `length` the second time is spread over a sequence of that many tokens, as in the multi-query associative
@@ -31,7 +31,7 @@ from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Recall which value stood beside a key (synthetic)."""
+    """Recall which value belongs to a key (synthetic)."""
 
     pairs: int = 16  # keys with a value in one sequence
     joined: bool = False  # a pair is one symbol

@@ -1,9 +1,9 @@
-"""Selective copying: repeat the symbols that stand among noise.
+"""Selective copying: repeat the symbols scattered among noise.
 
 A sequence is `symbols` scattered among noise, a separator, and these symbols again in their order; the loss
 counts only the second time. Unlike in the copy task the distance to what is copied differs from symbol to
 symbol, so that a model has to select by content: Gu and Dao 2023, arXiv:2312.00752, section 3.1 and figure 2.
-The symbols of the second time are read as they are predicted, where theirs are hidden.
+The second time, symbols are read as they are predicted; in the paper they are hidden.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ from lintra.tasks.datasets.windows import HeldOutWindows, RandomWindows, check_r
 
 Head = Literal["gaussian", "student-t", "quantile"]
 OUTPUTS: dict[Head, Any] = {"gaussian": Gaussian, "student-t": StudentT, "quantile": Quantiles}
-FARTHEST = 100.0  # deviations of a target: one beyond, as after a constant, would be all that is learned from
+FARTHEST = 100.0  # deviations of a target: a larger one, as after a constant, would dominate the learning
 _MADE_UP, _ROWS, _SEASON = 8, 1_000, 24  # series, rows of each, and their season
 
 
@@ -108,7 +108,7 @@ class SeriesTask(Task):
 
     @property
     def least(self) -> int:
-        """The fewest rows that a forecast needs: what is trained on counts from there."""
+        """The fewest rows that a forecast needs: training rows are counted from there."""
         return self.config.context // 2
 
     @property
@@ -137,7 +137,7 @@ class SeriesTask(Task):
         return time_series.read(path, Columns(named.values or config.columns, time, id_))
 
     def known(self, series: int) -> np.ndarray:
-        """Return the rows of a series before those that are tested on."""
+        """Return the rows of a series before those of the test."""
         values = self.series[series].values
         return values[: len(values) - held_out(len(values), self.config.horizon)]
 

@@ -1,8 +1,9 @@
-"""Write down what is said: frames of speech to characters, words or phonemes, by CTC.
+"""Transcribe speech: frames to characters, words or phonemes, by CTC.
 
-A corpus that is known by name (AN4, strings of spoken digits), or one's own: JSON lines, a folder of Kaldi's.
+The corpus is known by name (AN4, strings of spoken digits) or your own: JSON lines, or a Kaldi folder.
 The loss is the sum of -log p of the transcripts over the number of their symbols (Graves et al. 2006, ICML).
-What cannot be learned from is left out and counted: no transcript, unknown symbols, too few frames.
+Utterances that cannot be learned from are left out and counted: no transcript, unknown symbols, too few
+frames.
 """
 
 import os
@@ -86,18 +87,18 @@ SUBSAMPLES: dict[Preset, int] = {"small": 4, "paper": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Write down speech (AN4, spoken digits, or your own)."""
+    """Transcribe speech (AN4, spoken digits, or your own)."""
 
     PATHS: ClassVar = ("manifest", "kaldi", "test", "data_dir", "cache", "lexicon")
 
     data: Data | None = None  # a corpus by its name; or give manifest or kaldi
     manifest: str | None = None  # a file of JSON lines: audio, text
     kaldi: str | None = None  # a folder: wav.scp or feats.scp, text
-    test: str | None = None  # a file or folder of either form; else what is held back
+    test: str | None = None  # a file or folder of either form; else the held-out part
     data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
     cache: str | None = None  # a folder to keep features in
     on_the_fly: bool = False  # features batch by batch, none kept
-    workers: int = 0  # processes that do so ahead, on each device
+    workers: int = 0  # processes that compute ahead, on each device
     preset: Preset = "small"  # paper: its models and training
     encoder: Kind = "transformer"  # a bilstm has no attention
     streaming: bool = False  # causal: it can write while it listens
@@ -109,8 +110,8 @@ class Config(TaskConfig):
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
     subsample: int | None = None  # frames made one; None: 4, of preset paper 1
     batch_frames: int | None = None  # in a step, with padding; None: the preset's
-    unmasked: bool = False  # without SpecAugment, as preset paper is
-    speeds: tuple[float, ...] = (1.0,)  # each utterance at all of these
+    unmasked: bool = False  # without SpecAugment, like preset paper
+    speeds: tuple[float, ...] = (1.0,)  # train on each utterance at all of these
 
     def __post_init__(self):
         fields.check(self)
@@ -221,15 +222,15 @@ class Speech(Task):
 
     @cached_property
     def tested(self) -> list[Utterance]:
-        """Return the utterances to be judged by in the end, not read yet: a test set, or else those to
-        validate on. Raises DataError and SpeechError."""
+        """Return the utterances for the final score, not read yet: a test set, or else those to validate on.
+        Raises DataError and SpeechError."""
         if self.config.test is not None:
             return speech_splits.own(self.config.test)
         return self._corpus["test"] if self.config.data is not None else self.utterances["validate"]
 
     @cached_property
     def symbols(self) -> Symbols:
-        """Return what can be written: the symbols of the transcripts to learn from, or the lexicon's
+        """Return the output symbols: those of the transcripts to learn from, or the lexicon's
         phonemes."""
         if self.config.lexicon is not None:
             return learn((), self.config.units, read_lexicon(self.config.lexicon))
@@ -249,13 +250,13 @@ class Speech(Task):
                 raise DataError(f"{name} {why}: leave --{name.replace('_', '-')} out")
         if self.config.shift_ms is None:
             return found
-        # How long a frame is says nothing of what is given: it is not computed.
+        # The length of a frame does not matter for given features: they are not computed.
         return replace(
             found, shift_ms=self.config.shift_ms, frame_ms=max(found.frame_ms, self.config.shift_ms)
         )
 
     def notices(self, folder: Path) -> list[str]:
-        """Return what could not be used: the first of it, and all of it in a file of each split."""
+        """Return which utterances could not be used: the first ones here, all in a file for each split."""
         found = []
         for split, samples in (("train", self.train), ("validate", self.validate)):
             file, skipped = folder / f"skipped-{split}.jsonl", samples.utterances.skipped
@@ -351,7 +352,7 @@ class Speech(Task):
 
     @torch.no_grad()
     def per_sample(self, model: CTC, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats, and the edits between the best path's symbols and those that were said."""
+        """The loss in nats, and the edits between the best path's symbols and the spoken ones."""
         found = model(batch["x"], mask=batch["mask"])
         loss, said = ctc.ctc_loss(found[0], found[1], batch["targets"]), (batch["targets"] > 0).sum(1)
         edits = [
@@ -364,7 +365,7 @@ class Speech(Task):
 def _turned(config: encoder.Config) -> encoder.Config:
     """Return a configuration with rotary positions, unless the mechanism takes none.
 
-    In speech the near matters most, and with sinusoidal ones it takes twice as long to learn that."""
+    In speech nearby frames matter most; with sinusoidal positions, learning that takes twice as long."""
     rotated = replace(config, position="rotary")
     try:
         with torch.device("meta"):

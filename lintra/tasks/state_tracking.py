@@ -1,4 +1,4 @@
-"""State tracking: which permutation is the product of those read so far?
+"""State tracking: what is the product of the permutations read so far?
 
 Every symbol is a permutation of n points, and at each the answer is the product of all up to there, the
 latest one applied last: the word problem of the symmetric group S_n. Of 2 points it is parity, the sum of
@@ -93,7 +93,7 @@ class StateSamples(NumberedSamples):
 
 
 class StateTracking(NumberedTask):
-    """The state after every symbol, read off where the symbol stands: the answers are never shown."""
+    """The state after every symbol, predicted at the symbol's own place: the answers are never shown."""
 
     name = "state_tracking"
     samples = StateSamples

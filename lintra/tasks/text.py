@@ -1,12 +1,12 @@
 """Write text byte by byte, or by subword tokens: learn from any text file, or from all files of a folder.
 
 The files of a folder, those in its folders too, are read in the order of their names, except hidden ones. The
-first nine tenths of the bytes are for training, the last tenth for validation, whatever they are read as: so
-bits per byte can be compared. Of tokens they are the bits of a token times the tokens of a byte of what is
-held out (Gao et al. 2020, arXiv:2101.00027, section 3.1).
+first nine tenths of the bytes are for training, the last tenth for validation, whether they are read as bytes
+or tokens, so that bits per byte can be compared. For tokens they are the bits of a token times the tokens of
+a byte of the held-out text (Gao et al. 2020, arXiv:2101.00027, section 3.1).
 
 A corpus of any size comes as a folder of shards, which `lintra prepare text` writes. It is mapped into memory
-and packed: a sequence holds whole and begun documents one behind the other, none of which sees another.
+and packed: a sequence holds whole and begun documents one after the other, none of which sees another.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from lintra.tasks.datasets.packed import Packed
 from lintra.tokenizer import Tokenizer
 
 _CROPS = 1_000_000  # in an epoch
-_TRIED = 10_000  # tokens that are decoded, to see whether the text comes back
+_TRIED = 10_000  # tokens that are decoded, to check that the text comes back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Config(TaskConfig):
     COPIES: ClassVar = COPIES
 
     data: str | None = None  # a text file (.gz, .xz), a folder of them, or of shards
-    test: str | None = None  # a text to test on; else what is held out
+    test: str | None = None  # a text to test on; else the held-out part
     tokenizer: str | None = None  # a tokenizer.json; else that of shards
     vocabulary: int | None = None  # of shards without a tokenizer; None: theirs
     length: int = 256  # bytes of a sequence, or tokens
@@ -77,8 +77,8 @@ class Config(TaskConfig):
         }
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the text at `data` to test on; as it is where that is the text that it
-        learned from, and with the shards there, of which a part is held out."""
+        """This configuration with the text at `data` to test on; unchanged where it learned from that text.
+        A folder of shards, of which a part is held out, takes the place of its data."""
         if token_shards.is_shards(Path(data).expanduser()):
             return replace(self, data=data, test=None)
         return replace(self, test=elsewhere(self.data, self.test, data))
@@ -106,7 +106,7 @@ class Crops(Samples):
 
 
 class Consecutive(Samples):
-    """A text cut into pieces {"tokens": [length] int64}; what is left at its end is left out. With
+    """A text cut into pieces {"tokens": [length] int64}; an incomplete last piece is left out. With
     `bytes_per_symbol`, each piece carries that figure of the whole text, too."""
 
     def __init__(self, text: np.ndarray, length: int, bytes_per_symbol: float | None = None):
@@ -284,7 +284,7 @@ class Text(TextTask, BitsTask):
         )
 
     def decode(self, symbols: Sequence[int]) -> str:
-        """Return what symbols say; a part of a character is shown as U+FFFD, tokens without a tokenizer by
+        """Return symbols as text; a part of a character is shown as U+FFFD, tokens without a tokenizer by
         their numbers."""
         if self.config.vocabulary is not None:
             return " ".join(map(str, symbols))
@@ -316,7 +316,7 @@ def _numbers(text: str, vocabulary: int) -> list[int]:
 
 
 def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: memoryview) -> bool:
-    """Return whether the first tokens of a text say what it says; the last character may be cut."""
+    """Return whether the first tokens of a text decode to it; the last character may be cut."""
     said = (
         tokenizer.decode(tokens[:_TRIED].tolist()).encode().removesuffix("\N{REPLACEMENT CHARACTER}".encode())
     )

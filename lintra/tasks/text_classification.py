@@ -1,8 +1,8 @@
-"""Say which class a text is of, byte by byte or by subword tokens.
+"""Classify texts, byte by byte or by subword tokens.
 
 A file has lines `label TAB ... TAB text`, without a heading: the label is the first column, the text the last
-one, and columns between them are not looked at. Or it is CSV (.csv) or JSON lines (.jsonl) with a column of
-labels and one of texts, in UTF-8. It may be compressed (.xz, .gz). A tenth of the texts, drawn, is held out
+one, and columns between them are ignored. Or it is CSV (.csv) or JSON lines (.jsonl) with a column of
+labels and one of texts, in UTF-8. It may be compressed (.xz, .gz). A random tenth of the texts is held out
 for validation. The text task of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) is this with IMDB's
 reviews.
 """
@@ -26,13 +26,13 @@ from lintra.tasks._text import COPIES, TextTask
 from lintra.tasks.base import Batch, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import tables, text_files
 
-_MOST_LABELS = 1_000  # more of them are something else, in the wrong column
-_HELD_BACK = 10  # one line of so many is validated on, drawn
+_MOST_LABELS = 1_000  # more of them are not labels: the wrong column
+_HELD_BACK = 10  # one line in this many, drawn at random, is validated on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say which class a text is of (--data FILE)."""
+    """Classify texts (--data FILE)."""
 
     PATHS: ClassVar = ("data", "test")
     COPIES: ClassVar = COPIES
@@ -40,7 +40,7 @@ class Config(TaskConfig):
     ABSENT: ClassVar = {"validate_on": "test", "held_out": "tenth"}
 
     data: str | None = None  # lines label TAB text, .csv or .jsonl (.gz, .xz)
-    test: str | None = None  # such a file to test on; else what is held out
+    test: str | None = None  # such a file to test on; else the held-out part
     validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
     held_out: Literal["drawn", "tenth"] = "drawn"  # lines to validate on; tenth: every tenth
     label_column: str | None = None  # of CSV or JSON lines; None: label
@@ -56,8 +56,8 @@ class Config(TaskConfig):
             raise ValueError(f"classes must all be different, got {self.classes}")
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the file at `data` to test on; as it is where that is the file that it
-        learned from, and a tenth of it was held out."""
+        """This configuration with the file at `data` to test on; unchanged where it learned from that file
+        and a tenth was held out."""
         return replace(self, test=elsewhere(self.data, self.test, data))
 
     def training_preset(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Config(TaskConfig):
 
 
 class Labelled(NamedTuple):
-    """The lines of a file: what each says it is, and the beginning of its text."""
+    """The lines of a file: the label of each, and the beginning of its text."""
 
     labels: list[str]
     texts: list[bytes]
@@ -139,7 +139,7 @@ class TextClassification(ClassificationTask, TextTask):
 
     @property
     def classes(self) -> list[str]:
-        """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first.
+        """Return the labels to learn, in alphabetical order unless one is given; class 0 is the first.
         Read from the data only where the settings have none."""
         return list(self.config.classes) or self._lines.classes
 
@@ -301,7 +301,7 @@ def _refuse_unknown(
 def _shuffled(lines: Labelled) -> Labelled:
     """Return texts in another order.
 
-    Files are often in that of their labels, and a validation may look at the first texts only."""
+    Files are often sorted by label, and a validation may look at the first texts only."""
     return _only(lines, np.random.default_rng(0).permutation(len(lines.labels)))
 
 

@@ -33,13 +33,13 @@ class Splits(NamedTuple):
 
 
 def named_folder(data_dir: str | None) -> Path | None:
-    """The folder that `data_dir` or else $LINTRA_DATA names; empty, neither names one."""
+    """Return the folder that `data_dir` or else $LINTRA_DATA names; an empty value names none."""
     named = data_dir or os.environ.get("LINTRA_DATA")
     return Path(named).expanduser() if named else None
 
 
 def cache_dir(name: str) -> Path:
-    """The user's folder for what is downloaded of one data set (~/.cache/lintra/... on Linux)."""
+    """Return the user's folder for downloads of one data set (~/.cache/lintra/... on Linux)."""
     return Path(_pooch().os_cache("lintra")) / name
 
 
@@ -88,9 +88,9 @@ def unpack(path: Path) -> bytes:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder that are not hidden, but for those of runs and models, which may lie
-    among the data that they were trained on. Links are followed, to each folder once, but not to those that
-    the folder itself is in. Raises DataError for a folder that cannot be read."""
+    """Yield all files below a folder that are not hidden, except those of runs and models, which may lie
+    among the data that they were trained on. Links are followed, to each folder once, but not to folders that
+    contain the folder itself. Raises DataError for a folder that cannot be read."""
 
     def refused(error: OSError) -> None:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error

@@ -21,11 +21,11 @@ LONGEST_LINE = 2**28  # bytes of a line of JSON, which is read as a whole
 
 
 class Document(NamedTuple):
-    """Text in UTF-8 (of bytes that are learned as they are, any)."""
+    """Text in UTF-8; any bytes where bytes are learned."""
 
     text: bytes
-    place: str  # where it stands, for errors
-    ends: bool = True  # False: what it was cut from continues in the next one
+    place: str  # its place, for errors
+    ends: bool = True  # False: the document it was cut from continues in the next one
 
 
 def documents(
@@ -38,8 +38,8 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the documents of files in their order, empty ones too; a few are in memory at a time.
 
-    field: the text in a line of JSON. longest: what has more than twice as many bytes is cut behind so many,
-    at the next end of a line, or where there is none, between words or characters. utf8: refuse other
+    field: the text in a line of JSON. longest: a document of more than twice as many bytes is cut after so
+    many, at the next end of a line or, where there is none, between words or characters. utf8: refuse other
     bytes. report: is called with the bytes of the files that are read. Raises DataError with the file and
     the line.
     """
@@ -58,7 +58,7 @@ def documents(
 
 
 def _texts(path: Path, content: BinaryIO, longest: int, utf8: bool) -> Iterator[Document]:
-    """Yield a text file, cut where it is long. Raises DataError for what is no text."""
+    """Yield a text file, cut where it is long. Raises DataError for a file that is not text."""
     line, empty = 1, True
     for text, ends in _cut(content, longest):
         if empty:

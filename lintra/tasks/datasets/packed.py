@@ -14,9 +14,9 @@ class Packed(Samples):
     """A line of documents cut into samples {"tokens": [length], "documents": [length] the number of each
     token's document}, int64.
 
-    Every token is in one sample. The last sample may be shorter than the others: it is filled up, with
-    document -1, and then a batch says what is not, "counted" [length] bool. spread: samples follow each
-    other not as in the line but evenly spread over it, so that the first ones are of all of it.
+    Every token is in one sample. The last sample may be shorter than the others: it is filled up with
+    document -1, and its batch marks the real tokens in "counted" [length] bool. spread: samples do not follow
+    the order of the line but are spread evenly over it, so that the first ones cover all of it.
     """
 
     def __init__(self, line: Line, length: int, *, spread: bool = False):

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 _WEAKEST = 0.2  # autocorrelation of a season, and how far it must rise to it
-_ALIKE = 0.9  # of the highest autocorrelation: that of a season's multiples is as high
-_LONGEST = 20_000  # rows that are looked at
+_ALIKE = 0.9  # of the highest autocorrelation: multiples of a season reach as high
+_LONGEST = 20_000  # rows that are read
 
 
 def season_of(series: Sequence[np.ndarray], most: int) -> int:
     """Return the season of series [n] of values, at most so many rows; 1 where there is none.
 
-    It is the first high peak of the autocorrelation, mean of all series, of what a straight line leaves."""
+    It is the first high peak of the mean autocorrelation of all series, less a straight line."""
     found = [x for values in series if (x := _autocorrelation(values[-_LONGEST:], most)) is not None]
     if not found:
         return 1

@@ -1,4 +1,4 @@
-"""Shards written from documents, read and tokenized in a stream: lintra/tasks/datasets/token_shards.py."""
+"""Shards (lintra/tasks/datasets/token_shards.py) written from a stream of documents."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ from lintra.tokenizer import Tokenizer, pieces
 
 SHARD_TOKENS = 2**26
 _TOGETHER = 2**21  # bytes of documents that are encoded at once, on all threads
-_COMPARED = 64  # documents that are decoded, to see whether the text comes back
+_COMPARED = 64  # documents that are decoded, to check that the text comes back
 
 
 @dataclass
@@ -47,10 +47,10 @@ def write_shards(
 ) -> Written:
     """Write a folder of shards, whole or not at all; in memory are some documents at a time.
 
-    tokenizer: None for bytes. held_out: the part of the documents to validate on; in which part one is
-    follows from its text alone, so that copies of it are in the same. shard_tokens: at most so many in a
-    shard, unless one document has more. end: a token behind each document that ends. Raises DataError where
-    a part stays empty, Error where the folder is there already or cannot be written, and what reading raises.
+    tokenizer: None for bytes. held_out: the part of the documents to validate on; a document's split follows
+    from its text alone, so that copies of it are in the same one. shard_tokens: most tokens in a shard,
+    unless one document has more. end: a token after each document that ends. Raises DataError where a split
+    stays empty, Error where the folder exists already or cannot be written, and what reading raises.
     """
     if out.exists():
         raise Error(f"{out} exists: name another folder, or remove it first")
@@ -144,7 +144,7 @@ class _SplitWriter:
 def _encoded(
     documents: Iterable[Document], tokenizer: Tokenizer | None
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Yield each document with its tokens. Raises Error, with the place, for what has none."""
+    """Yield each document with its tokens. Raises Error, with the place, for one that cannot be encoded."""
     if tokenizer is None:
         for document in documents:
             yield document, np.frombuffer(document.text, np.uint8)
@@ -165,7 +165,7 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
     group, size = [], 0
     for document in documents:
         group.append(document)
-        size += len(document.text) + 1  # of empty ones, no endless list
+        size += len(document.text) + 1  # so that empty ones make no endless list
         if size >= _TOGETHER:
             yield group
             group, size = [], 0

@@ -19,10 +19,10 @@ from lintra.speech.utterance_features import given
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, all_or_none, named_folder
 
-HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
-ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
+HELD_BACK = 10  # one utterance or speaker in this many, where there is no test set
+ENOUGH_SPEAKERS = 2 * HELD_BACK  # with fewer, training would miss one held back
 
-Splits = dict[str, list[Utterance]]  # by what they are for
+Splits = dict[str, list[Utterance]]  # by their use
 
 _CORPORA: Mapping[str, tuple[Callable[[Path], Splits], Sequence[str]]] = {
     "an4": (corpora.an4, corpora.AN4_FILES),
@@ -90,7 +90,7 @@ class UtteranceSet:
 
     corpus: CorpusLike
     places: list[int]  # of the utterances that can be used, in the corpus
-    targets: list[list[int]]  # of each of them
+    targets: list[list[int]]  # the transcript of each
     skipped: list[Skipped] = field(default_factory=list)
 
     @classmethod
@@ -141,7 +141,7 @@ def _corpus(config: Any) -> Splits:
 
 
 def is_own(path: str) -> bool:
-    """Return whether there is a file of JSON lines or a Kaldi folder at a path, by what stands there."""
+    """Return whether there is a file of JSON lines or a Kaldi folder at a path, judging by its content."""
     place = Path(path).expanduser()
     return place.is_file() or (place / "text").is_file()
 

@@ -25,8 +25,8 @@ def encoded(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch = unwat
     tokens = _encode(text, tokenizer, watch)
     if file is None:
         return tokens
-    remove_abandoned(file, of="*.npy")  # each text has a name of its own, and may never come again
-    with contextlib.suppress(Error):  # a full disk, a home that may not be written: it costs the time again
+    remove_abandoned(file, of="*.npy")  # each text has its own file, and may never be used again
+    with contextlib.suppress(Error):  # a full disk, a home that may not be written: the time is spent again
         write_atomically(file, lambda place: np.save(place, tokens))
     return tokens
 
@@ -43,7 +43,7 @@ def _encode(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch) -> np.
 
 
 def _kept(text: bytes | memoryview, tokenizer: Tokenizer) -> Path | None:
-    """Return the file of these tokens, whether it is there or not, named by all that they follow from; None
+    """Return the file of these tokens, whether it is there or not, named after all that determines them; None
     where the user's cache cannot be found."""
     import tokenizers
 

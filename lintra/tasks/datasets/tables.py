@@ -21,9 +21,9 @@ def is_table(path: Path) -> bool:
 def rows(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of its line, the last one of several, and the values in these columns of every row.
 
-    CSV has its names in the first row and the separator that this row has most of, of comma, semicolon and
-    tab; JSON lines are an object each, whose numbers count as text. Raises DataError for a file without such
-    a column and for a row without its value, with names and numbers."""
+    CSV has its names in the first row; of comma, semicolon and tab, the separator is the one this row has
+    most of. JSON lines are an object each, whose numbers count as text. Raises DataError for a file without
+    such a column and for a row without its value, with names and numbers."""
     return _json(content, path, columns) if suffix(path) != ".csv" else _csv(content, path, columns)
 
 
@@ -62,7 +62,7 @@ def _reader(content: str) -> Any:
 
 
 def _place(names: list[str], column: str, path: Path) -> int:
-    """Return the place of a column, spaces around its name left out where it is found in no other way."""
+    """Return the place of a column, ignoring spaces around its name where it is not found otherwise."""
     if column not in names:
         names = [name.strip() for name in names]
     if names.count(column) != 1:

@@ -1,4 +1,4 @@
-"""Text as bytes: what a user's files hold, and what may be wrong with them."""
+"""Text as bytes: reading and checking a user's files."""
 
 import codecs
 from pathlib import Path
@@ -14,7 +14,7 @@ BYTES = 256  # symbols
 class Split(NamedTuple):
     """A text to learn from, its last tenth held out."""
 
-    path: Path  # the file or folder that it is of
+    path: Path  # the file or folder it comes from
     train: memoryview
     validate: memoryview
 
@@ -28,7 +28,7 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
     text = read_all(path, utf8=utf8)
     cut = len(text) - len(text) // 10
     cut = character_start(text, cut) if utf8 else cut
-    view = memoryview(text)  # of which a part is no copy
+    view = memoryview(text)  # so that a part is not a copy
     return Split(path, view[:cut], view[cut:])
 
 
@@ -70,7 +70,7 @@ def content(path: Path, *, may_be_empty: bool = False) -> bytes:
 
 
 def decoded(content: bytes, path: Path) -> str:
-    """The text of a file in UTF-8. Raises DataError with the place of a byte that is none."""
+    """The text of a file in UTF-8. Raises DataError with the place of a byte that is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

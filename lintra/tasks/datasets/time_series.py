@@ -1,4 +1,4 @@
-"""Numeric series out of CSV files and JSON lines: a series a column, or one for each id of a long table."""
+"""Numeric series from CSV files and JSON lines: a series a column, or one for each id of a long table."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ def read(path: Path, columns: Columns) -> list[Series]:
     """Return the series of a file in the order in which they begin.
 
     With a column of ids the rows of each are a series of their own, named after it, and after the column too
-    where there are several; rows of different ids may alternate. Raises DataError, with the line, for what
-    is no number up to LARGEST and for times that are irregular, unsorted or double.
+    where there are several; rows of different ids may alternate. Raises DataError, with the line, for values
+    that are not numbers up to LARGEST and for times that are irregular, unsorted or double.
     """
     if path.is_dir() or not tables.is_table(path):
         raise DataError(f"{path} must be a file that ends in {' or '.join(tables.SUFFIXES)}")

@@ -11,7 +11,7 @@ from statistics import median
 
 Time = float | datetime
 
-_OFFSET = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$", re.IGNORECASE)  # from UTC, behind an hour
+_OFFSET = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$", re.IGNORECASE)  # from UTC, after an hour
 
 
 class TimeError(ValueError):
@@ -51,7 +51,7 @@ class TimeSteps:
 
 
 def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
-    """Return the steps of a series of two or more rows, whose times stand in these lines.
+    """Return the steps of a series of two or more rows, whose times are in these lines.
 
     Times are numbers, or dates with or without an hour in ISO 8601, also YYYY-MM and with / for -; YYYYMMDD
     and YYYYMM where all rows are such dates, unless they are equally far apart as numbers alone. Raises

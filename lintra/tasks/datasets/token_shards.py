@@ -2,10 +2,10 @@
 
     index.json         format, vocabulary, dtype, and the shards of "train" and "validate" in their order
     tokenizer.json     the tokenizer, if there is one
-    NAME.tokens        the tokens of a shard, one document behind the other, little-endian unsigned integers
+    NAME.tokens        the tokens of a shard, one document after the other, little-endian unsigned integers
     NAME.ends          where its documents end, counted in tokens of the shard: little-endian int64
 
-docs/data.md describes it for who writes or reads it without lintra.
+docs/data.md describes the format for other programs.
 """
 
 import re
@@ -44,7 +44,7 @@ _READ = 2**24  # bytes of a file that is checked, at once
 class Shard:
     """A shard's entry in the index."""
 
-    name: str  # of its files, without what follows the point
+    name: str  # of its files, without suffix
     tokens: int
     documents: int
     bytes: int | None = None  # of the text that the tokens are of; None: not known
@@ -57,13 +57,13 @@ class Shard:
 
     @classmethod
     def of(cls, entry: Any) -> "Shard":
-        """Return the shard of an entry; what else it says is not looked at. Raises TypeError, ValueError."""
+        """Return the shard of an entry; other fields are ignored. Raises TypeError, ValueError."""
         fields.check_one("a shard", dict, entry)
         return cls(**{name: entry.get(name) for name in cls.__dataclass_fields__})
 
 
 class Line:
-    """The tokens of a split, one shard behind the other."""
+    """The tokens of a split, one shard after the other."""
 
     def __init__(self, folder: Path, shards: Sequence[Shard], dtype: np.dtype, vocabulary: int):
         self.folder, self.shards, self.dtype, self.vocabulary = folder, shards, dtype, vocabulary
@@ -142,8 +142,8 @@ class Line:
                     raise self._damaged(number, kind, what)
 
     def check_all(self) -> Iterator[int]:
-        """Read every file -> how many bytes each time. Raises DataError where one has another CRC-32 than the
-        index says, or numbers that cannot be."""
+        """Read every file, yielding the number of bytes read each time. Raises DataError where one has
+        another CRC-32 than the index says, or impossible numbers."""
         self.check_sizes()
         for number, shard in enumerate(self.shards):
             for kind in ("tokens", "ends"):
@@ -186,7 +186,7 @@ class Shards:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of the text of a token, in what is held out; 1 of tokens without a tokenizer, which are of no
+        """Bytes of text to a token, in the held-out part; 1 for tokens without a tokenizer, which have no
         text. Raises DataError where they are not known."""
         if self.tokenizer is None:
             return 1.0
@@ -235,8 +235,8 @@ class Shards:
 
 def is_shards(folder: Path) -> bool:
     """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or is
-    missing beside shards or cannot be read, of which `Shards` says why."""
-    if not (folder / INDEX).is_file():  # texts, too, may be named *.tokens, as those of WikiText
+    missing beside shards, or cannot be read, in which case `Shards` says why."""
+    if not (folder / INDEX).is_file():  # texts may be named *.tokens too, like those of WikiText
         return any(file.with_suffix(".ends").is_file() for file in folder.glob("*.tokens"))
     try:
         content = read_json(folder / INDEX)
@@ -250,7 +250,7 @@ def vocabulary_of(folder: Path) -> int | None:
     a tokenizer, and other folders."""
     try:
         content = _index(folder / INDEX) if is_shards(folder) else {}
-    except ValueError:  # of which `Shards` says what is wrong
+    except ValueError:  # `Shards` says what is wrong
         return None
     unnamed = content.get("tokenizer", "") is None and content["vocabulary"] != BYTES
     return content["vocabulary"] if unnamed else None

@@ -78,7 +78,7 @@ class RandomWindows(Windows):
 
 
 class HeldOutWindows(Windows):
-    """Windows whose horizons lie one behind the other in a part held out; their contexts reach before it.
+    """Windows whose horizons lie one after the other in a held-out part; their contexts reach before it.
 
     part: 1 for the last part of each series, 2 for the one before it.
     """
