@@ -1,1 +1,1 @@
-"""Features of waveforms, and the symbols of texts; no model is in it."""
+"""Features of waveforms, and the symbols of texts, without any model."""

@@ -1,8 +1,8 @@
 """Changes of features that make more of little speech: SpecAugment, and other tempos.
 
 SpecAugment hides bands and spans of features while a recogniser learns: Park et al. 2019, arXiv:1904.08779,
-without the time warping, of which they say that it helps least. They put zeros into features whose mean is
-zero; here the utterance's own mean of each bin is put in, which is the same once features are normalised.
+without the time warping, which the authors find to help least. They insert zeros into features whose mean is
+zero; here the utterance's own mean of each bin is inserted, which is the same once features are normalised.
 """
 
 import numpy as np
@@ -26,10 +26,10 @@ def spec_augment(
 ) -> Tensor:
     """Features x [b t i] with `bands` bands of bins and `spans` spans of frames hidden.
 
-    A band has 0 to the part `band` of the bins. A span has 0 to `span` frames, and at most the part `share`
-    of its utterance; each number is as likely, and each place. Both may overlap. mask [b t]: True for real
-    frames, which come first; what stands in padding stays as it is and changes nothing. The generator is
-    sampled from as often whatever the lengths are. Raises TypeError or ValueError.
+    A band covers 0 to the part `band` of the bins. A span covers 0 to `span` frames, and at most the part
+    `share` of its utterance; all sizes and places are equally likely. Both may overlap. mask [b t]: True for
+    real frames, which come first; the content of padding stays as it is and changes nothing. The number of
+    draws from the generator does not depend on the lengths. Raises TypeError or ValueError.
     """
     for name, value in (("bands", bands), ("spans", spans), ("span", span)):
         if value < 0:

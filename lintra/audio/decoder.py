@@ -12,7 +12,7 @@ from lintra.audio import piped
 from lintra.audio.errors import SpeechError
 from lintra.audio.samples import Audio
 
-_WHERE = re.compile(r"\[\S+ @ \w+\] ")  # the part of ffmpeg that says something, and its address
+_WHERE = re.compile(r"\[\S+ @ \w+\] ")  # the part of ffmpeg that reports, and its address
 
 
 def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None, None]:
@@ -53,8 +53,8 @@ def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None
 
 
 def _started(program: str, path: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start ffmpeg, which writes WAV to a pipe. Whatever the file refers to, it opens no network address;
-    whatever it is called, it is a file; and Ctrl-C is for this program alone."""
+    """Start ffmpeg, which writes WAV to a pipe. It opens no network address, whatever the file refers to; it
+    takes the name as a file, whatever it is; and Ctrl-C reaches this program alone."""
     reads = ["-protocol_whitelist", "file", "-i", f"file:{path.absolute()}"]
     writes = ["-map", "0:a:0", "-c:a", "pcm_f32le", "-f", "wav", "pipe:1"]
     return subprocess.Popen(
@@ -67,6 +67,6 @@ def _started(program: str, path: Path, errors: IO[bytes]) -> subprocess.Popen[by
 
 
 def _reason(printed: str) -> str:
-    """The first of the lines ffmpeg printed, which is the most precise."""
+    """Return the first of the lines ffmpeg printed, which is the most precise."""
     lines = [line for line in printed.splitlines() if line.strip()]
     return _WHERE.sub("", lines[0]).strip() if lines else "it says nothing"

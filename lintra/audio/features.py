@@ -1,4 +1,4 @@
-"""Log-mel filterbanks, as Kaldi computes them: the energies a recogniser reads, so many times a second."""
+"""Log-mel filterbanks, as Kaldi computes them: the energies that a recogniser reads."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ _FLOOR = float(np.finfo(np.float32).eps)  # of an energy, before its logarithm
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Form of a frame. "given": arrays that come as they are, of `bins` numbers a frame, `shift_ms` apart."""
+    """Form of a frame. "given": arrays used as they are, of `bins` numbers a frame, `shift_ms` apart."""
 
     kind: Literal["fbank", "given"] = "fbank"
     rate: int = 16_000  # Hz; audio of another rate is resampled
@@ -58,7 +58,7 @@ class Config:
 
     @property
     def top_hz(self) -> float:
-        """The highest frequency that is looked at."""
+        """The highest frequency used."""
         return self.high_hz or self.rate / 2
 
     @property
@@ -67,7 +67,7 @@ class Config:
         return self.shift / self.rate if self.kind == "fbank" else self.shift_ms / 1000
 
     def frames(self, samples: int) -> int:
-        """Return how many frames fit into so many samples; what is left over at the end is in none."""
+        """Return how many frames fit into so many samples; a remainder at the end is in none."""
         return max(0, 1 + (samples - self.frame) // self.shift)
 
 
@@ -88,9 +88,9 @@ class Stream:
         return _filterbank(used, frames, config)
 
     def finish(self) -> np.ndarray:
-        """The frames that are left, which are none [0 bins]: what does not fill a frame is left out.
+        """The remaining frames, of which there are none [0 bins]: an incomplete frame is dropped.
 
-        Then the stream is as if new.
+        The stream then starts anew.
         """
         self._restart()
         return np.zeros((0, self.config.bins), np.float32)
@@ -144,7 +144,7 @@ def _filterbank(scaled: np.ndarray, frames: int, config: Config) -> np.ndarray:
     frame = options.frame_opts
     frame.samp_freq, frame.dither, frame.snip_edges = config.rate, 0.0, True
     frame.preemph_coeff, frame.window_type, frame.remove_dc_offset = _PREEMPHASIS, "povey", True
-    # It rounds down: half a sample more gives the same number whatever the rounding of the product.
+    # It rounds down: half a sample more gives the same number however the product is rounded.
     frame.frame_length_ms = (config.frame + 0.5) / config.rate * 1000
     frame.frame_shift_ms = (config.shift + 0.5) / config.rate * 1000
     mel = options.mel_opts

@@ -1,4 +1,4 @@
-"""The lines of a text file that a user brings."""
+"""The lines of a text file given by a user."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, line) of each line that is not blank, without its end; the first is number 1.
 
     A byte order mark and the line ends of Windows are no part of a line. Raises SpeechError for a file that
-    cannot be read or is no UTF-8.
+    cannot be read or is not UTF-8.
     """
     refuse_irregular(path, SpeechError)
     try:

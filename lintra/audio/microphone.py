@@ -12,14 +12,14 @@ from lintra.audio.errors import SpeechError
 from lintra.audio.samples import Audio, check_rate, checked
 from lintra.io.packages import package
 
-_AT_ONCE = 0.05  # seconds of audio that the device gives at once: what is lost at the end is less
-_LOOK_UP = 0.1  # seconds without audio after which it is asked whether to continue
+_AT_ONCE = 0.05  # seconds of audio that the device delivers at once: less is lost at the end
+_LOOK_UP = 0.1  # seconds without audio after which `stopped` is asked again
 
 
 class Microphone:
     """An input device, by its name, a part of it or its number; None: the one that the system prefers.
 
-    lost: how many times audio was lost, because the computer was too busy to take it. Raises SpeechError,
+    lost: how many times audio was lost, because the computer was too busy to read it. Raises SpeechError,
     with the devices there are, for one that is not there; ModuleNotFoundError that says how to install
     sounddevice.
     """
@@ -38,7 +38,8 @@ class Microphone:
         check_rate(self.rate, f"microphone {self.name!r}")
 
     def pieces(self, *, seconds: float, stopped: Callable[[], bool]) -> Iterator[Audio]:
-        """Yield the samples heard from now on, in pieces of about so many seconds, until `stopped` says so.
+        """Yield the samples heard from now on, in pieces of about so many seconds, until `stopped` returns
+        True.
 
         Raises SpeechError where the device cannot be opened, or goes away.
         """

@@ -1,4 +1,4 @@
-"""Audio that comes through a pipe, where nothing can be looked up twice: WAV, or raw samples.
+"""Audio that comes through a pipe, which can be read only once: WAV, or raw samples.
 
 WAV is read as it comes, its length known or not: programs that write to a pipe cannot fill it in.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from lintra.audio.errors import SpeechError
 from lintra.audio.samples import CONVERT, Audio, check_rate, checked
 
-Read = Callable[[int], bytes]  # at most so many bytes, when there are some; none at the end
+Read = Callable[[int], bytes]  # at most so many bytes, once there are some; empty at the end
 
 UNKNOWN = 0x7FFF_0000  # bytes, or more: of a file that was written before its end was known
 ANOTHER = "holds another recording behind the first, which would not be heard: give one at a time"
@@ -100,7 +100,7 @@ def pieces(
 
 
 class _Source:
-    """Read what was asked for, however little comes at once."""
+    """Read as many bytes as requested, however few come at once."""
 
     def __init__(self, read: Read):
         self._read, self._ahead = read, b""
@@ -142,7 +142,7 @@ def _read_header(source: _Source, name: str) -> _Form:
 def _refuse_another(source: _Source, length: int, name: str) -> None:
     """Raise SpeechError where another WAV begins behind the audio of one, of so many bytes, and behind the
     chunks that say more of it."""
-    if length % 2 and (odd := source.take(1)) != b"\0":  # which fills up the last chunk, if it is there
+    if length % 2 and (odd := source.take(1)) != b"\0":  # padding of the last chunk, if there is any
         source.put_back(odd)
     while len(head := source.take(12)) == 12:
         if begins_wav(head):

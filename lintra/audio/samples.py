@@ -1,4 +1,4 @@
-"""Samples in memory, and what holds of them wherever they come from: rates, sections, loudness."""
+"""Samples in memory, and checks of them whatever their source: rates, sections, loudness."""
 
 import math
 import sys
@@ -14,9 +14,9 @@ from lintra.io.packages import package
 
 CONVERT = "convert it, for instance with sox or ffmpeg"
 ALL = sys.maxsize  # the end of a section that has none
-_OVERSHOOT = 0.5  # seconds that a section may end after its recording, as rounded times do
+_OVERSHOOT = 0.5  # seconds by which a section may end after its recording, since times are rounded
 _SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
-_LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
+_LOUDEST = 1e6  # times full scale: energies of far louder samples overflow float32
 
 Name = Path | str  # what an error calls a recording
 
@@ -44,7 +44,7 @@ def resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
 
 
 def check_seconds(start: float, duration: float | None) -> None:
-    """Raise SpeechError for seconds that can be of no recording."""
+    """Raise SpeechError for seconds that no recording can have."""
     if not 0 <= start < math.inf:
         raise SpeechError(f"start must be 0 or more seconds, got {start}")
     if duration is not None and not 0 < duration < math.inf:
@@ -90,7 +90,7 @@ def _end(start: float, duration: float | None, rate: int) -> int:
 
 
 def check_rate(rate: int, name: Name) -> None:
-    """Raise SpeechError for a rate at which nothing can be heard."""
+    """Raise SpeechError for a rate too low for speech."""
     if not rate >= _SLOWEST:
         raise SpeechError(
             f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}: {CONVERT}"

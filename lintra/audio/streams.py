@@ -1,4 +1,4 @@
-"""Several recordings in one file, and MP3s longer than they say: what libsndfile would leave unheard."""
+"""Several recordings in one file, and MP3s longer than they say: audio that libsndfile would skip."""
 
 import mmap
 from functools import lru_cache

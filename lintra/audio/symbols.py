@@ -15,7 +15,7 @@ from lintra.config import fields
 Unit = Literal["character", "phoneme", "word"]
 Lexicon = Mapping[str, tuple[str, ...]]  # the phonemes of each word
 
-_VARIANT = re.compile(r"(.+)\(\d+\)")  # WORD(2): WORD, said in another way
+_VARIANT = re.compile(r"(.+)\(\d+\)")  # WORD(2): WORD, pronounced in another way
 _Value = TypeVar("_Value")
 
 
@@ -30,7 +30,7 @@ class Symbols:
 
     unit: Unit
     names: tuple[str, ...]
-    lexicon: tuple[tuple[str, tuple[str, ...]], ...] = ()  # for phonemes: each word and those it is said in
+    lexicon: tuple[tuple[str, tuple[str, ...]], ...] = ()  # for phonemes: each word and its phonemes
 
     def __post_init__(self):
         fields.check(self)
@@ -53,7 +53,8 @@ class Symbols:
             raise ValueError(f"lexicon must hold a word once, got {twice!r} twice")
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text. Raises SpeechError for what is no symbol, or not in the lexicon."""
+        """The numbers of a text. Raises SpeechError for symbols that are unknown, or words not in the
+        lexicon."""
         text = plain(text)
         if self.unit != "phoneme":
             return _look_up(_split(text, self.unit), self._numbers, self.unit, text)
@@ -61,7 +62,7 @@ class Symbols:
         return [self._numbers[phoneme] for word in words for phoneme in word]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of numbers; phonemes stay phonemes. Raises ValueError for a number of no symbol."""
+        """The text of numbers; phonemes stay phonemes. Raises ValueError for a number without a symbol."""
         for i in ids:
             if not 1 <= i <= len(self.names):
                 raise ValueError(f"ids must be between 1 and {len(self.names)}, got {i}")

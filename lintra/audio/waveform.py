@@ -31,7 +31,7 @@ _SECONDS = 30.0  # of audio that are read at once
 # What libsndfile notes where the header of a wave, AIFF or AU file counts other bytes than there are, and
 # where an Ogg file has no end. A file written before its end was known counts UNKNOWN bytes or more.
 _COUNTED = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-# The bits of a sample. Where they fill no bytes, programs disagree at which end of these the zeros stand.
+# The bits of a sample. Where they fill no bytes, programs disagree about the end at which the zeros are.
 _DEPTH = re.compile(r"^ *(?:Bit Width|Sample Size) *: (\d+)", re.MULTILINE)
 _ENDLESS = "lacks an end-of-stream"
 # How files begin that libsndfile does not hand to its MP3 decoder: wave, AIFF, FLAC, Ogg, AU and CAF.
@@ -154,7 +154,8 @@ def _of_file(path: Path, start: float, duration: float | None, seconds: float) -
 
 
 def _skip(file: Any, samples: int, step: int) -> None:
-    """Go to a sample from the beginning of a file; read up to there where its coding has no other way."""
+    """Go to a sample from the beginning of a file; read up to there where its encoding allows no other
+    way."""
     try:
         file.seek(samples)
     except package("soundfile").LibsndfileError:
@@ -176,7 +177,7 @@ def _silenced() -> Iterator[None]:
     with _ONE_AT_A_TIME:
         try:
             kept = os.dup(2)
-        except OSError:  # there is none
+        except OSError:  # there is no standard error
             yield
             return
         try:

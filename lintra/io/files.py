@@ -1,4 +1,4 @@
-"""Files that are read as they should be, or named as wrong; that are written whole, or not at all."""
+"""Reading files with clear errors, and writing them whole or not at all."""
 
 import contextlib
 import ctypes
@@ -23,11 +23,11 @@ class Error(ValueError):
 
 
 def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
-    """Raise `error` for what is there and neither a file nor a folder, such as a pipe or a terminal: reading
-    it could wait without end, and what is written would take its place."""
+    """Raise `error` for a path that is neither a file nor a folder, such as a pipe or a terminal: reading it
+    could wait forever, and writing would replace it."""
     try:
         irregular = file.exists() and not (file.is_file() or file.is_dir())
-    except OSError:  # where nobody may look: opening it says so
+    except OSError:  # no permission: opening it says so
         return
     if irregular:
         raise error(f"{file} is not a regular file, but a pipe or a device: name a file")
@@ -46,8 +46,8 @@ def read_json(file: Path) -> Any:
 
 @contextlib.contextmanager
 def locked(path: Path, what: Path | None = None) -> Iterator[None]:
-    """Hold a file or folder, for one process at a time. Raises Error if another holds it, which says that
-    `what`, or the folder itself, is being trained. (Windows: not held.)"""
+    """Lock a file or folder for one process at a time. Raises Error if another holds it, which says that
+    `what`, or the folder itself, is being trained. (No lock on Windows.)"""
     if os.name == "nt":
         yield
         return
@@ -107,9 +107,9 @@ def leftovers(folder: Path, name: str) -> list[Path]:
 
 def remove_abandoned(path: Path, *, of: str | None = None) -> None:
     """Remove what killed programs left of a file or folder that `write_atomically` was to write, which may be
-    large: what nothing was written to for a day. of: a pattern of names beside it, instead of its own."""
+    large, if nothing was written to it for a day. of: a pattern of names beside it, instead of its own."""
     for work in leftovers(path.parent, of or glob.escape(path.name)):
-        with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
+        with contextlib.suppress(OSError):  # another process may just have finished with it
             if max(x.stat().st_mtime for x in (work, *work.rglob("*"))) < time.time() - _DAY:
                 shutil.rmtree(work)
 
@@ -136,7 +136,7 @@ def refuse_folder(name: str, path: Path | None) -> None:
 
 
 def refuse_unwritable(path: Path | None) -> None:
-    """Raise Error where `write_atomically` could not begin: known before there is anything to write. Makes
+    """Raise Error where `write_atomically` could not begin: to know before there is anything to write. Makes
     the folder that `path` is to be in."""
     if path is not None:
         _begin(path)[1].rmdir()
@@ -168,7 +168,7 @@ def _runs_in(folder: Path) -> bool:
 
 
 def _open_to_readers(written: Sequence[Path]) -> None:
-    """Give files the permissions of any new file: safetensors leaves its own to their owner alone."""
+    """Give files the permissions of any new file: safetensors makes its own readable by their owner alone."""
     plain = written[0].with_name(f".{written[0].name}")
     plain.touch()
     mode = plain.stat().st_mode
@@ -198,7 +198,7 @@ def _put(new: Path, path: Path) -> None:
 
 
 def _flush(*paths: Path) -> None:
-    """To the disk, so that a power cut leaves the old or the new, not an empty file."""
+    """Flush to the disk, so that a power cut leaves the old or the new, not an empty file."""
     windows = os.name == "nt"  # where folders cannot be flushed and files must be open for writing
     for path in paths:
         if windows and path.is_dir():

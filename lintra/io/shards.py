@@ -90,7 +90,7 @@ def read_into(folder: Path, tensors: dict[str, Tensor], group: Any = None) -> No
 
 
 def check_engine() -> None:
-    """Raise Error where PyTorch is older than its shards in safetensors."""
+    """Raise Error where PyTorch is too old to shard safetensors."""
     for module in ("hf_storage", "staging"):
         if importlib.util.find_spec(f"torch.distributed.checkpoint.{module}") is None:
             raise Error(
@@ -110,7 +110,7 @@ def _empty(dtype: str, shape: list[int]) -> Tensor:
 
 
 def _check(file: Path, size: int) -> None:
-    """Raise Error unless a shard is as long as it was written and says what is in it."""
+    """Raise Error unless a shard has its original length and describes its content."""
     try:
         found = os.stat(file).st_size
         if found != size:

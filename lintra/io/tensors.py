@@ -71,7 +71,7 @@ def is_part(name: Any, file: Path) -> bool:
 
 def _read(file: Path, device: str | torch.device) -> dict[str, Tensor]:
     refuse_irregular(file)
-    meta = str(device) == "meta"  # which safetensors does not know: the file is mapped, and none of it read
+    meta = str(device) == "meta"  # unknown to safetensors: the file is mapped, and none of it is read
     try:
         with safe_open(file, framework="pt", device="cpu" if meta else str(device)) as content:
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)

@@ -22,19 +22,19 @@ from lintra.speech.manifest import Utterance
 FORMAT = "1"
 Write = Callable[[np.ndarray], Any]
 _HEADER = 2_048  # bytes set aside for the header, known when the features are written; it needs some 600
-_ROWS = 2**20  # of features that are looked at together
+_ROWS = 2**20  # of features that are checked together
 
 
 class Parts(NamedTuple):
     """Rows of the features of a corpus."""
 
     lengths: np.ndarray  # int32 [n], of each array
-    kept: np.ndarray  # int32 [m], the utterances they are of; of each all speeds follow each other
+    kept: np.ndarray  # int32 [m], the utterances they are of; all speeds of each in turn
     skipped: list[tuple[int, str]]  # the other utterances
 
 
 def origin_of(utterances: Sequence[Utterance], config: Config, speeds: Sequence[float]) -> dict[str, str]:
-    """Return what a cache was made of: a file's size and time stand for what it holds. Texts are not in
+    """Return what a cache was made of: a file is identified by its size and time. Texts are not in
     it."""
     digest = hashlib.sha256(json.dumps(list(speeds)).encode())
     for utterance in utterances:
@@ -63,7 +63,7 @@ def _identity(source: Path | Audio | np.ndarray | None) -> Any:
 
 
 def write(place: Path, origin: dict[str, str], bins: int, compute: Callable[[Write], Parts]) -> None:
-    """Make the file of a cache: what `compute` gives, one array [t bins] after another, and what that is."""
+    """Make the file of a cache: the arrays [t bins] that `compute` yields, and their description."""
     with open(place, "wb") as file:
         file.write(bytes(8 + _HEADER))
         parts = compute(lambda x: file.write(np.ascontiguousarray(x, "<f4").data))

@@ -15,7 +15,7 @@ from lintra.speech.corpus import Skipped, check_speeds, id_at_speed, none_usable
 from lintra.speech.manifest import Utterance
 from lintra.speech.utterance_features import arrays, given
 
-_SLACK = 0.5  # seconds that a recording may be shorter than its manifest says, as rounded times do
+_SLACK = 0.5  # seconds by which a recording may be shorter than its manifest says, since times are rounded
 _FOR_STATISTICS = 256  # utterances
 
 
@@ -50,8 +50,8 @@ class ComputedCorpus:
     def array(self, i: int) -> np.ndarray:
         """Compute the features of utterance i, float32 [t bins].
 
-        A recording that ends a little sooner than was said has its last frame repeated. Raises SpeechError
-        that names the utterance where it ends much sooner, or cannot be read any more.
+        A recording that ends a little sooner than its manifest says has its last frame repeated. Raises
+        SpeechError that names the utterance where it ends much sooner, or cannot be read any more.
         """
         utterance, speed = self._used[i]
         try:
@@ -67,7 +67,7 @@ class ComputedCorpus:
         return x[: self._frames[i]] if lacking <= 0 else np.pad(x, ((0, lacking), (0, 0)), mode="edge")
 
     def sampled_frames(self) -> np.ndarray:
-        """Compute the features of some utterances, evenly spread, that stand for all, float32 [t bins]."""
+        """Compute the features of some utterances, evenly spread, as a sample of all, float32 [t bins]."""
         places = np.linspace(0, len(self) - 1, min(len(self), _FOR_STATISTICS)).astype(int)
         return np.concatenate([self.array(int(i)) for i in np.unique(places)])
 
@@ -81,7 +81,7 @@ def computed(
 ) -> tuple[ComputedCorpus, list[Skipped]]:
     """The utterances that can be used, of which only the lengths are read, and the others with the reason.
 
-    speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is seen when
+    speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is noticed when
     it is heard.
     """
     check_speeds(speeds)

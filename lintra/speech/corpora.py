@@ -59,8 +59,8 @@ def fsdd(
     """Strings of spoken digits, {"train": ..., "test": ...}, such as "three one four". Raises SpeechError.
 
     From joined[0] to joined[1] recordings of one speaker and one split follow each other; a speaker's last
-    string may be shorter. Each recording is used once, for training `rounds` times, in other strings. Which
-    ones they are follows from the seed.
+    string may be shorter. Each recording is used once, for training `rounds` times in different strings. The
+    choice follows from the seed.
     """
     low, high = joined
     if not 1 <= low <= high:

@@ -1,4 +1,4 @@
-"""The features of many utterances in one array, and what they are of."""
+"""The features of many utterances in one array, and the utterances they belong to."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Skipped(NamedTuple):
 
 
 def describe_skipped(skipped: Sequence[Skipped], file: Path | None = None) -> str:
-    """Say how many could not be used, why the first ones, and in which file all of them are."""
+    """Say how many cannot be used, why the first ones cannot, and which file lists all of them."""
     parts = [f"{each.id}: {each.reason}" for each in skipped[:SHOWN]]
     parts += ["..."] if len(skipped) > SHOWN else []
     parts += [] if file is None else [f"all of them in {file}"]
@@ -39,7 +39,7 @@ def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:
     if skipped:
         write_lines(path, (json.dumps(each._asdict(), ensure_ascii=False) for each in skipped))
     else:
-        path.unlink(missing_ok=True)  # of a time when there were some
+        path.unlink(missing_ok=True)  # from an earlier time with some
 
 
 class CorpusLike(Protocol):
@@ -63,7 +63,7 @@ class CorpusLike(Protocol):
         ...
 
     def sampled_frames(self) -> np.ndarray:
-        """Return features that stand for those of all utterances, float32 [t bins]."""
+        """Return features that represent those of all utterances, float32 [t bins]."""
         ...
 
 
@@ -103,10 +103,10 @@ def prepare(
 ) -> tuple[Corpus, list[Skipped]]:
     """The features of those that can be used, and the others with the reason.
 
-    cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many;
-    one that was made of other audio or settings, or is damaged, is computed again. speeds: each utterance is
-    there once for each, called id@1.1 and so on; of features that are given the tempo alone changes. report:
-    is called with how many utterances are done. Raises SpeechError if no utterance can be used, files.Error
+    cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many; a
+    cache of other audio or settings, or a damaged one, is computed again. speeds: each utterance is included
+    once for each, called id@1.1 and so on; given features change in tempo alone. report: is called with how
+    many utterances are done. Raises SpeechError if no utterance can be used, files.Error
     if the cache cannot be written.
     """
     check_speeds(speeds)
@@ -117,7 +117,7 @@ def prepare(
     path = Path(cache).expanduser()
     if (
         path.suffix != ".safetensors" or path.is_dir()
-    ):  # the audio itself, perhaps, which would be written over
+    ):  # perhaps the audio itself, which would be overwritten
         raise ValueError(f"cache must be a file named *.safetensors, got {cache}")
     refuse_irregular(path, SpeechError)
     origin = origin_of(utterances, config, speeds)
@@ -140,7 +140,7 @@ def check_speeds(speeds: Sequence[float]) -> None:
 
 
 def id_at_speed(utterance: Utterance, speed: float) -> str:
-    """Return the id of an utterance at a speed: its own, or with the speed behind it, as in id@1.1."""
+    """Return the id of an utterance at a speed: its own, or with the speed after it, as in id@1.1."""
     return utterance.id if speed == 1 else f"{utterance.id}@{speed:g}"
 
 

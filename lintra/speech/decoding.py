@@ -1,7 +1,7 @@
 """Decoding of CTC's log-probabilities: the best path, and the best text over all of its paths.
 
-Column 0 of log_probs [t n+1] is the blank, i is symbol i. A path is one of them a frame; the text it stands
-for is what is left when repeats are merged and blanks struck out. Graves et al. 2006, ICML, section 3.
+Column 0 of log_probs [t n+1] is the blank, column i is symbol i. A path has one of them in each frame; its
+text is what remains when repeats are merged and blanks removed. Graves et al. 2006, ICML, section 3.
 """
 
 import math
@@ -16,7 +16,7 @@ from lintra.speech.ngram import NGram
 
 
 class Span(NamedTuple):
-    """A symbol of a path and the frames that say it, the first and the last."""
+    """A symbol of a path and the first and the last of its frames."""
 
     symbol: int
     first: int
@@ -24,12 +24,12 @@ class Span(NamedTuple):
 
 
 class Greedy:
-    """The best path as its frames come: the ids of all pieces together are those of the whole."""
+    """The best path, piece by piece: the ids of all pieces together are those of the whole."""
 
     def __init__(self):
         self.frames = 0
-        self.closed: list[Span] = []  # symbols that ended in the last piece, or with the one before
-        self.open: Span | None = None  # the symbol of the last frame, which the next one may say still
+        self.closed: list[Span] = []  # symbols that ended in the last piece, or at the end of the one before
+        self.open: Span | None = None  # the symbol of the last frame, which may continue in the next
 
     def push(self, log_probs: Float[Tensor, "t n"]) -> list[int]:
         """The ids that these frames add."""
@@ -60,7 +60,7 @@ def best_path(log_probs: Float[Tensor, "t n"]) -> list[Span]:
 class Hypothesis(NamedTuple):
     """A text and how probable it is.
 
-    log_prob: of all its paths together, in nats; score: with what the language model and the bonus add.
+    log_prob: of all its paths together, in nats; score: the same plus the language model and the bonus.
     """
 
     ids: tuple[int, ...]
@@ -76,7 +76,7 @@ def beam(
     weight: float = 0.0,
     bonus: float = 0.0,
 ) -> list[Hypothesis]:
-    """The up to `width` texts of the highest score that a beam of so many prefixes finds, the best first.
+    """Up to `width` texts of the highest score that a beam of that many prefixes finds, the best first.
 
     The score of a text is log_prob + weight * (its log-probability by `lm`, its end included) + bonus * (the
     number of its symbols). Paths that meet in one text are summed; a beam that holds every prefix is exact.
@@ -111,14 +111,14 @@ class _Prior:
         self._known: dict[int, np.ndarray] = {}
 
     def recent(self, history: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the part of a text that has a say in what follows."""
+        """Return the part of a text that affects what follows."""
         return () if self.lm is None else self.lm.recent(history)
 
     def after(self, history: tuple[int, ...]) -> np.ndarray:
         """[n+1]: what the end, number 0, and each symbol add."""
         if self.lm is None:
             return self.bonus
-        log_probs = self.lm.log_probs(history)  # one array for all histories that the model takes as the same
+        log_probs = self.lm.log_probs(history)  # one array for histories the model does not distinguish
         if id(log_probs) not in self._known:
             self._known[id(log_probs)] = self.weight * log_probs + self.bonus
         return self._known[id(log_probs)]
@@ -132,7 +132,7 @@ class _Prefix:
     def __init__(self, prior: _Prior, parent: "_Prefix | None" = None, symbol: int = 0):
         self.prior, self.parent, self.symbol = prior, parent, symbol
         self.history = () if parent is None else prior.recent((*parent.history, symbol))
-        self.score = 0.0 if parent is None else parent.score + parent.added[symbol]  # of the prior alone
+        self.score = 0.0 if parent is None else parent.score + parent.added[symbol]  # of lm and bonus
         self.added = prior.after(self.history)
         self.following: dict[int, _Prefix] = {}
 
@@ -172,7 +172,7 @@ class _Beam(NamedTuple):
         longer = total[:, None] + frame
         longer[every, last] = self.blank + frame[last]  # without a blank between, a repeat is the same symbol
         longer[:, 0] = -np.inf
-        # A prefix in the beam may also come about by a symbol after its parent.
+        # A prefix in the beam may also arise from its parent and a symbol.
         places = {id(prefix): i for i, prefix in enumerate(self.prefixes)}
         pairs = [(i, places.get(id(prefix.parent))) for i, prefix in enumerate(self.prefixes)]
         child, parent = np.array([pair for pair in pairs if pair[1] is not None], int).reshape(-1, 2).T

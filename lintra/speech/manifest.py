@@ -15,7 +15,7 @@ from lintra.config import fields
 
 _FIELDS = {"audio": str, "text": str, "id": str, "speaker": str, "start": float, "duration": float}
 _LONGEST = 1e9  # seconds
-_UNPAIRED = frozenset(map(chr, range(0xD800, 0xE000)))  # halves of characters, which JSON can write
+_UNPAIRED = frozenset(map(chr, range(0xD800, 0xE000)))  # surrogate halves, which JSON can write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def read_manifest(path: str | Path) -> list[Utterance]:
     """A file of lines {"audio": "a.wav", "text": "HELLO"}; "id", "speaker", "start" and "duration" as needed.
 
     Audio paths are relative to the file's folder; start and duration are seconds. Without an id, an utterance
-    is called what its audio is, and where it starts if that is said. Fields of other names are not looked at.
+    is named after its audio, and its start if it has one. Fields of other names are ignored.
     Raises SpeechError that names the file, the line and what is wrong there.
     """
     path = Path(path).expanduser()
@@ -58,8 +58,8 @@ def read_kaldi(folder: str | Path) -> list[Utterance]:
     and end in seconds (-1: to its end). feats.scp, as well or instead: utterances, each with a .npy or .npz
     file; training then reads these, and a trained model what it was trained on. utt2spk, where there is one.
     Paths are relative to the folder. Commands in wav.scp are refused, not run, and Kaldi's archives are not
-    read. What has a text must be in the other files, and the other way round. Raises SpeechError that names
-    the file, the line and what is wrong there.
+    read. Every utterance with a text must be in the other files, and vice versa. Raises SpeechError that
+    names the file, the line and what is wrong there.
     """
     folder = Path(folder).expanduser()
     if not (folder / "text").exists():
@@ -147,7 +147,7 @@ def _of_json(line: str, place: _Place) -> Utterance:
 
 
 def _sections(folder: Path) -> dict[str, _Section]:
-    """Return what is said where: the segments of recordings, or all of each."""
+    """Return the sections with speech: the segments of recordings, or each recording whole."""
     recordings = {}
     for id, entry in _table(folder / "wav.scp").items():
         if entry.value == "-" or "|" in (entry.value[0], entry.value[-1]):

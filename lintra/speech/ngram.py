@@ -21,13 +21,13 @@ from lintra.io.files import Error, read_json, write_atomically
 
 FORMAT = 1
 LONGEST = 16  # symbols of an n-gram; of more, hardly one is seen twice
-MOST = 2**53  # n-grams of a kind: counted exactly in float64
+MOST = 2**53  # of one n-gram: counts are exact in float64
 
 
 class NGram:
-    """A language model of counted n-grams of the symbols 1 .. n; 0 stands before a text and behind it.
+    """A language model of counted n-grams of the symbols 1 .. n; 0 marks both ends of a text.
 
-    With the names of its symbols, a saved model is known to be of these.
+    With names, a saved model records which symbols it is for.
 
     Raises ValueError or TypeError for an order below 1 or above LONGEST, no symbols or a name twice, no
     counts, and an n-gram that no text can have.
@@ -109,7 +109,8 @@ class NGram:
             raise SpeechError(str(error)) from error
 
     def recent(self, history: Sequence[int]) -> tuple[int, ...]:
-        """Return what the model sees of the text so far: order - 1 numbers, 0 for those before its start."""
+        """Return the part of the text so far that the model uses: order - 1 numbers, 0 for those before its
+        start."""
         return (*[0] * (self.order - 1), *history)[len(history) :]
 
     def log_prob(self, history: Sequence[int], symbol: int) -> float:
@@ -122,7 +123,7 @@ class NGram:
         return self._after(self.recent(history))
 
     def _after(self, history: tuple[int, ...]) -> np.ndarray:
-        while history not in self._following:  # what was never seen says nothing
+        while history not in self._following:  # a history that was never seen adds nothing
             history = history[1:]
         if history not in self._known:
             less = np.exp(self._after(history[1:])) if history else 1 / (self.symbols + 1)

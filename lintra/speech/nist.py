@@ -8,8 +8,8 @@ from lintra.speech.alignment import Word
 
 
 def names(own: Iterable[str], unwanted: str = r"\s") -> list[str]:
-    """Return names that are one word each: what is `unwanted`, a pattern, becomes _; where a name is taken,
-    -2 follows it, or the next number that makes it another."""
+    """Return names that are one word each: matches of the pattern `unwanted` become _; where a name is taken,
+    -2 follows it, or the next number that makes it unique."""
     found: dict[str, None] = {}
     for name in own:
         word = re.sub(unwanted, "_", name)

@@ -19,13 +19,13 @@ class Edits:
 
     @classmethod
     def between(cls, reference: Sequence[Any], hypothesis: Sequence[Any]) -> "Edits":
-        """The fewest edits; of those that are as few, the ones with the most substitutions.
+        """The fewest edits; among equally few, those with the most substitutions.
 
         Levenshtein 1966, Soviet Physics Doklady 10(8), row by row: memory is that of one row.
         """
         number: dict[Any, int] = {}
         r, h = ([number.setdefault(x, len(number)) for x in text] for text in (reference, hypothesis))
-        # One number for two, which are made least in this order: edits, and how many change the length.
+        # One number for two that are minimised in this order: edits, and how many of them change the length.
         edit = len(r) + len(h) + 1
         shift = edit + 1
         steps = shift * np.arange(len(h) + 1)
@@ -48,7 +48,7 @@ class Edits:
 
     @property
     def total(self) -> int:
-        """Return how many there are."""
+        """Return the number of edits."""
         return self.substitutions + self.insertions + self.deletions
 
     @property
@@ -72,8 +72,8 @@ def bootstrap(
 ) -> tuple[float, float]:
     """The interval in which the error rate of utterances like these lies, at the given level.
 
-    Percentiles of the rates of so many samples of as many utterances, sampled with replacement: an utterance
-    goes in as a whole, since errors within one depend on each other. Bisani and Ney 2004, ICASSP. Raises
+    Percentiles of the rates of `resamples` samples of as many utterances, drawn with replacement: an
+    utterance is drawn whole, since its errors depend on each other. Bisani and Ney 2004, ICASSP. Raises
     ValueError without an utterance, for a level outside (0, 1) and resamples below 1.
     """
     counts = np.array([(each.total, each.length) for each in edits], int).reshape(-1, 2)
@@ -86,7 +86,7 @@ def bootstrap(
     generator = np.random.default_rng(seed)
     sums = (counts[generator.integers(len(counts), size=len(counts))].sum(0) for _ in range(resamples))
     rates = [_rate(*map(int, each)) for each in sums]
-    # Percentiles that are among the rates: between an infinite one and another there is nothing.
+    # Percentiles are chosen among the rates: an infinite one cannot be interpolated.
     low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2], method="closest_observation")
     return float(low), float(high)
 

@@ -28,13 +28,13 @@ class Recogniser(Protocol):
 
 
 class Transcriber:
-    """Transcriber of one recording: what `push` and `finish` return, together, is its best path.
+    """Transcriber of one recording: the results of `push` and `finish` together are its best path.
 
-    words: those that the last call completed, with their times, which are those of the whole as well;
-    partial: the word that is being said, as far as it is known.
+    words: those that the last call completed, with the same times as in the whole recording; partial: the
+    word in progress, as far as it is known.
 
-    Raises ValueError, with the reason, for a model that needs whole recordings, remembers ever more, reads
-    features that are no audio's, or is in training mode.
+    Raises ValueError, with the reason, for a model that needs whole recordings, has a state that grows, reads
+    features not computed from audio, or is in training mode.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Transcriber:
         self._path = Greedy()
         self._times = WordTimes(config.symbols, seconds=config.seconds)
         self._count = 0  # frames that were heard
-        self._before: list[int] = []  # the last symbol: what comes next may need a space between
+        self._before: list[int] = []  # the last symbol: the next may need a space between
         self._over = False
 
     def push(self, samples: Float[np.ndarray, "n"]) -> str:
-        """The text that these samples, at the rate of the model's features, add; it is often none."""
+        """Return the text that these samples, at the rate of the model's features, add; it is often empty."""
         self._check()
         frames = np.concatenate((self._waiting, self._frames.push(samples)))
         whole = len(frames) - len(frames) % self._group
@@ -77,7 +77,7 @@ class Transcriber:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the recording that are heard: words to come begin later."""
+        """Seconds of the recording heard so far: later words begin after them."""
         return self._path.frames * self._model.config.seconds
 
     @property
@@ -99,7 +99,7 @@ class Transcriber:
             self._complete(self._path.closed)
         open = self._path.open
         if open is not None and (last or self._times.partial(*open) is None):
-            self._complete([open])  # a space, which completes nothing more when it ends
+            self._complete([open])  # a space, which completes no other word when it ends
             open = None
         self.partial = self._times.current if open is None else self._times.partial(*open)
         return self._text(new)

@@ -1,7 +1,7 @@
 """Subtitles: words in cues of two lines, as SubRip (.srt) files have them.
 
-A cue is complete as soon as nothing more can come into it, so that it can be shown while the rest is said.
-How long lines and cues are follows what broadcasters and streaming services ask of theirs.
+A cue is complete as soon as nothing more can be added, so that it can be shown while the rest is said.
+How long lines and cues are follows the rules of broadcasters and streaming services.
 """
 
 import textwrap
@@ -30,8 +30,8 @@ class Subtitles:
         self._words: list[Word] = []  # of the next cue
 
     def push(self, words: Iterable[Word], partial: Word | None = None, *, seconds: float = 0.0) -> list[Cue]:
-        """The cues that words complete. partial: the word that is being said; seconds: of the recording that
-        are heard, so that no word but these begins before."""
+        """The cues that words complete. partial: the word in progress; seconds: of the recording heard so
+        far, after which all other words begin."""
         done: list[Cue] = []
         for word in words:
             if self._words and not self._fits(word):

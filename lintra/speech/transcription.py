@@ -31,7 +31,7 @@ WIDEST = 10_000  # texts of a beam
 class Search:
     """Search for a text: the best path, or a beam over texts, with a language model if there is one."""
 
-    beam: int | None = None  # texts that are followed at once; None: the best path alone
+    beam: int | None = None  # texts followed at once; None: the best path alone
     lm: NGram | None = None
     weight: float = 0.5  # of the language model's log-probabilities
     bonus: float = 0.0  # for each symbol, in nats
@@ -62,8 +62,8 @@ class Transcript:
     """Text of a recording, and when each word of it was said."""
 
     text: str
-    words: list[Word]  # with their seconds; none of a transcript without timestamps
-    duration: float  # seconds of the frames: what is left at the end of a recording and fills no frame is out
+    words: list[Word]  # with their times; none without timestamps
+    duration: float  # seconds of the frames: an incomplete frame at the end does not count
 
 
 def transcribe(
@@ -74,10 +74,10 @@ def transcribe(
     search: Search | None = None,
     timestamps: bool = True,
 ) -> Transcript:
-    """Write down what is said in a recording.
+    """Transcribe a recording.
 
     audio: an audio file, or float samples [n] in [-1, 1] at `rate` Hz; for a model that was trained on
-    features, a .npy or .npz file of them or the array [t i]. search: the best path unless said. timestamps:
+    features, a .npy or .npz file of them or the array [t i]. search: by default the best path. timestamps:
     without them no words are given, which saves a beam memory in proportion to the frames times the symbols.
     The model is in evaluation mode meanwhile. Raises SpeechError for audio and features that cannot be used,
     ValueError for samples without a rate and a rate without samples.
@@ -123,7 +123,7 @@ def frames_of(
 
 @torch.no_grad()
 def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Float[Tensor, "t n"]]:
-    """The log-probabilities of utterances, heard in one batch; of each what it is alone.
+    """The log-probabilities of utterances, in one batch; those of each are as alone.
 
     Raises ValueError for frames of another width than the model's.
     """

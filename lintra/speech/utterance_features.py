@@ -1,4 +1,4 @@
-"""The features of one utterance: computed from its audio, or as they come."""
+"""The features of one utterance: computed from its audio, or as given."""
 
 import zipfile
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float
 
 
 def given(source: np.ndarray | Path | None, bins: int | None = None) -> np.ndarray:
-    """Features that come as they are, checked, float32 [t bins]; None: of any width. Raises SpeechError."""
+    """Given features, checked, float32 [t bins]; None: of any width. Raises SpeechError."""
     if source is None:
         raise SpeechError("there are no features, and none can be computed: they are to be given")
     name = f"{source}: " if isinstance(source, Path) else ""

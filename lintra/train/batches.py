@@ -14,18 +14,18 @@ from lintra.tasks import Batch
 
 BUCKET = 512  # samples of a shuffled epoch that are sorted by length together
 SHUFFLED = 2**20  # samples whose order is drawn at once and kept, as 8 MB an epoch
-ROUNDS = 6  # of a permutation that is not kept; four are the least that mix both halves well
+ROUNDS = 6  # of a permutation that is not kept; at least four are needed to mix both halves well
 _WORD = 2**64 - 1
 
 
 def seed_of(*numbers: int) -> int:
-    """One well-mixed 63-bit seed out of several non-negative numbers."""
+    """One well-mixed 63-bit seed from several non-negative numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 class Permutation:
-    """A permutation of 0 .. n - 1 that follows from a key; any place of it is computed by itself, and nothing
-    is kept, however large n is.
+    """A permutation of 0 .. n - 1 that follows from a key. Each place of it is computed by itself, and
+    nothing is kept, however large n is.
 
     A Feistel network (Luby and Rackoff 1988, SIAM Journal on Computing 17(2), section 3) on the two digits of
     a number to the base ceil(sqrt(n)); what comes out at n or more goes in again (cycle walking: Black and
@@ -100,9 +100,9 @@ class LengthSampler(Sampler[list[int]]):
     included.
 
     Each epoch is a permutation sampled from (seed, epoch), sorted by length inside buckets of it and cut into
-    batches of similar lengths, in an order sampled likewise. Laid out in one line, epoch after epoch, every
-    process takes of it one batch a step, of its share of the tokens. Where a step is found by counting
-    the batches of all epochs before it, which takes milliseconds an epoch of 10,000 samples. Raises
+    batches of similar lengths, in an order sampled likewise. The epochs are laid out in one line, and every
+    process takes one batch a step from it, with its share of the tokens. The place of a step is found by
+    counting the batches of all epochs before it, which takes milliseconds an epoch of 10,000 samples. Raises
     ValueError if there are no samples or fewer tokens than processes.
     """
 
@@ -140,10 +140,10 @@ class LengthSampler(Sampler[list[int]]):
 
 
 def share(batches: Sequence[list[int]], rank: int, world: int) -> tuple[list[list[int]], int]:
-    """The batches of one process, and how many of them count, the first ones.
+    """The batches of one process, and how many of them, the first ones, count.
 
-    Every process takes equally many, since all must take their steps together: where there is none left for
-    one, it repeats another's.
+    Every process takes equally many, since all must take their steps together: one that has no batch left
+    repeats another's.
     """
     own = list(batches[rank::world])
     most = -(-len(batches) // world)

@@ -13,20 +13,20 @@ from lintra.train.config import Config
 from lintra.train.run import Run
 from lintra.train.schedule import LearningRateSchedule
 
-STEPS, PART = 20, 0.05  # the speed is known after so many steps, or after this part of the time
-CLOSE = 0.98  # of the steps to go: a schedule of which so many fit stays as it is
+STEPS, PART = 20, 0.05  # the speed is measured after this many steps, or this part of the time
+CLOSE = 0.98  # of the remaining steps: a schedule of which this many fit is not changed
 
 
 def shortened(config: Config, steps: int) -> Config:
     """Return settings whose schedule ends after `steps`; its warm-up and drop come sooner in proportion."""
-    # In whole numbers, rounded up: a warm-up that was asked for stays one.
+    # In whole numbers, rounded up: a warm-up does not vanish.
     warmup, drop_at = (-(-x * steps // config.steps) for x in (config.warmup, config.drop_at))
     return dataclasses.replace(config, steps=steps, warmup=warmup, drop_at=drop_at)
 
 
 class TimeBudget(Callback):
-    """Callback that shortens the schedule to the steps that fit into the time, where fewer fit than were
-    asked for.
+    """Callback that shortens the schedule to the steps that fit into the time, where those are fewer than
+    requested.
 
     The speed is that since the first step here, which may compile. It is measured after a few steps, and
     again after every validation, which takes time too. The steps go into run.json: a resumed run keeps them.
@@ -35,8 +35,8 @@ class TimeBudget(Callback):
 
     def __init__(self, run: Run, stop: StopCallback, schedule: LearningRateSchedule, console: Console):
         self.run, self.stop, self.schedule, self.console = run, stop, schedule, console
-        self.start: int | None = None  # the steps done before the first one here
-        self.first = 0.0  # seconds, when that ended
+        self.start: int | None = None  # steps done before the first one here
+        self.first = 0.0  # seconds, when the first step ended
         self.measured = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

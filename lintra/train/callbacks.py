@@ -19,7 +19,7 @@ LOG_EVERY = 10  # steps
 
 
 class Interrupted(Exception):
-    """A signal stopped the run, and saved what it had."""
+    """A signal stopped the run, whose state is saved."""
 
     def __init__(self, signum: int, run: Run, step: int):
         name = signal.Signals(signum).name
@@ -36,7 +36,7 @@ class StopCallback(Callback):
         self.steps = steps
         self.seconds = math.inf if max_minutes is None else 60 * max_minutes
         self.noted: int | None = None  # the signal that this process got
-        self.signum: int | None = None  # the one because of which all processes stop now
+        self.signum: int | None = None  # the one that makes all processes stop now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()
@@ -67,9 +67,10 @@ class StopCallback(Callback):
 class CheckpointCallback(Checkpoint):
     """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
 
-    What is still being written when training ends is waited for; where that fails, training fails.
+    When training ends it waits for a checkpoint that is still being written; if that fails, training fails.
     Lightning calls a `Checkpoint` after all other callbacks, so `StopCallback` has decided by then, and
-    `LearningRateSchedule` has seen a validation: where a step ends with one, what is saved is saved after it.
+    `LearningRateSchedule` has seen a validation: where a step ends with one, the checkpoint is saved after
+    it.
     """
 
     def __init__(self, run: Run, stop: StopCallback):

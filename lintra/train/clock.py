@@ -1,6 +1,6 @@
-"""Times in progress reports; commands that train nothing show them so too, without Lightning."""
+"""Times in progress reports, also for commands that do not train and so need no Lightning."""
 
-SECONDS_PER_LINE = 10  # where there is no terminal to draw a bar on
+SECONDS_PER_LINE = 10  # without a terminal to draw a bar on
 
 
 def clock(seconds: float) -> str:

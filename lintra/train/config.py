@@ -43,7 +43,7 @@ class Config:
     nodes: int | None = None  # machines (1, or those torchrun or srun has)
     devices: int | None = None  # processes or GPUs of each (1, or as above)
     strategy: Strategy = "auto"  # ddp: model replicated; fsdp: sharded
-    timeout: float = 600.0  # seconds to wait for each other
+    timeout: float = 600.0  # seconds that processes wait for each other
     wandb: str | None = None  # a project of Weights & Biases to log to as well
 
     def __post_init__(self):
@@ -72,8 +72,8 @@ class Config:
         return task.batch or self.batch
 
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
-        """Raise ValueError where batches are of sequences, `batch` of them or the setting, and the processes
-        cannot share one evenly, and where these are not those that were asked for."""
+        """Raise ValueError where batches count sequences and the processes cannot share one evenly, and where
+        the processes are not those that were requested. batch: sequences of a batch; None: the setting."""
         nodes, devices = launch.world(self)
         if self.strategy == "fsdp" and nodes * devices == 1 and launch.launcher() is None:
             raise ValueError("strategy='fsdp' needs devices > 1, got devices=1")

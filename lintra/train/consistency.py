@@ -1,4 +1,4 @@
-"""Things that processes which train one run must have in common."""
+"""Checks that the processes that train one run agree."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ _LOOKED_AT, _PART = 16, 2**16  # parts of a file that are in its digest, and the
 
 
 class AlikeCallback(Callback):
-    """Stop all processes before the first step, with the ranks, where something differs that must not."""
+    """Stop all processes before the first step, naming the ranks, if something differs that must not."""
 
     def __init__(self, run: Run, data: dict[str, Any], start: Path | None):
         self.run, self.data, self.start = run, data, start
@@ -39,7 +39,8 @@ class AlikeCallback(Callback):
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return all settings by their names in run.json, but places of files, which nodes may have elsewhere."""
+    """Return all settings by their names in run.json, except places of files, which nodes may have
+    elsewhere."""
     places = {"task": {*run.task.PATHS, *copied(run.task)}, "train": {*run.train.PATHS}}
     parts = {name: to_json(getattr(run, name)) for name in ("task", "model", "train")}
     return {

@@ -12,8 +12,8 @@ def curves(run: Path) -> dict[str, Curve]:
     """Every logged quantity by its name, e.g. "train_loss" and "validate_loss" in nats per symbol, and the
     minutes of training until then.
 
-    A resumed run writes a further file and repeats the steps after its checkpoint: the later file counts, but
-    for the minutes, which add up.
+    A resumed run writes a further file and repeats the steps after its checkpoint: the later file counts,
+    except for the minutes, which add up.
     """
     found: dict[str, Curve] = {}
     files = sorted((run / "logs" / "csv").glob("version_*/metrics.csv"), key=_version)
@@ -29,7 +29,7 @@ def curves(run: Path) -> dict[str, Curve]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps of a log with what was logged there; none that was cut when the run was killed."""
+    """The steps of a log with their values, without a line that was cut when the run was killed."""
     with file.open(newline="") as lines:
         # Without its end, a last number may have lost digits and still be one.
         for row in csv.DictReader(line for line in lines if line.endswith(("\r", "\n"))):

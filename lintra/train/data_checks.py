@@ -1,4 +1,4 @@
-"""The data of a run before its first step: a fingerprint of them, and whether its batches find room."""
+"""The data of a run before its first step: a fingerprint of them, and whether its batches fit in memory."""
 
 import hashlib
 from typing import Any
@@ -19,8 +19,8 @@ _NUMBER = 40  # bytes of a sample's number in the list of a batch, as Python kee
 def fingerprint(task: Task) -> dict[str, Any]:
     """Return how many samples there are, how long the longest is, and a digest of some of them.
 
-    Files may move, and numbers computed on another machine may differ in their last bits, so paths are not in
-    it and of floats only the shapes are. Nor is a tensor that a task samples again at each look in it.
+    Paths are not in it, since files may move, and of floats only the shapes are, since numbers computed on
+    another machine may differ in their last bits. Nor is a tensor that a task samples again at each access.
     """
     digest = hashlib.sha256()
     for samples in (task.train, task.validate):

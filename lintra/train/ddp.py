@@ -9,12 +9,12 @@ from lintra.train.lost_processes import LaunchesWatched
 
 
 class OrderedDDP(LaunchesWatched, DDPStrategy):
-    """DDP whose buckets are those of the first step in every step.
+    """DDP with the buckets of the first step in every step.
 
     After its first backward DDP sorts gradients into buckets by the order in which they came, and the place
-    in a bucket decides in which order the ranks' numbers are added: a run that is resumed would round
-    otherwise in its first step than one that was never stopped. So the first backward is one of zeros, in the
-    reverse order of the parameters, about that of a network.
+    in a bucket decides in which order the ranks' numbers are added: the first step of a resumed run would
+    round differently from the same step of one that was never stopped. So the first backward is one of zeros,
+    in the reverse order of the parameters, about that of a network.
     """
 
     def configure_ddp(self) -> None:

@@ -20,7 +20,7 @@ class WeightEMA(WeightAveraging):
 
     The decay grows from 0 as (1 + n) / (10 + n) over the steps n until it is the given one, so that the first
     weights are forgotten soon. Buffers, such as random features, are those of the latest step. Where
-    processes share the model out, each keeps the mean of its part.
+    processes shard the model, each keeps the mean of its part.
     """
 
     def __init__(self, decay: float):
@@ -33,7 +33,7 @@ class WeightEMA(WeightAveraging):
         self._update = update
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Copy the weights before any are shared out, unless they will be."""
+        """Copy the weights, unless they will be sharded."""
         if stage == "fit" and not isinstance(trainer.strategy, ShardedStrategy):
             self._average_model = AveragedModel(
                 # Not yet that of the weights, which are moved after this.
@@ -45,7 +45,7 @@ class WeightEMA(WeightAveraging):
 
     @torch.no_grad()
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy this process's part of weights that are shared out."""
+        """Copy this process's part of sharded weights."""
         if isinstance(trainer.strategy, ShardedStrategy):
             average = AveragedModel(nn.Module(), use_buffers=False, multi_avg_fn=self._update)
             average.module.model = trainer.strategy.shard_like(cast("nn.Module", pl_module.model))
@@ -56,4 +56,4 @@ class WeightEMA(WeightAveraging):
         super()._swap_models(pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the weights that learn as they are: the checkpoint at the end is one to resume from."""
+        """Leave the trained weights as they are: the checkpoint at the end is one to resume from."""

@@ -1,4 +1,5 @@
-"""Files that a run keeps a copy of, beside run.json, so that its checkpoints are used without the originals.
+"""Files that a run keeps a copy of, beside run.json, so that its checkpoints can be used without the
+originals.
 
 A task's `Config` names them in COPIES. run.json has their names and, as "copies", their SHA-256.
 """

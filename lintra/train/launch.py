@@ -1,7 +1,8 @@
-"""Launcher of the processes that train a run together, read off environment variables.
+"""Launcher of the processes that train a run together, read from environment variables.
 
 Lightning starts the processes of one machine itself, and those of several where each machine has MASTER_ADDR,
-MASTER_PORT and NODE_RANK. torchrun and Slurm's srun start all of them at once: what they say counts then.
+MASTER_PORT and NODE_RANK. torchrun and Slurm's srun start all of them at once: their variables take
+precedence then.
 """
 
 import os
@@ -23,7 +24,7 @@ class LauncherInfo(NamedTuple):
 
 
 def launcher() -> LauncherInfo | None:
-    """Return what has started this process, None where that was a person or Lightning."""
+    """Return the launcher that started this process; None where it was a person or Lightning."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         size, devices = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
         nodes = _number("GROUP_WORLD_SIZE", size // max(devices, 1))
@@ -49,7 +50,7 @@ def job() -> str | None:
 
 
 def restarted() -> bool:
-    """Return whether this process may be one of a job that was begun before, not of a new one."""
+    """Return whether this process may belong to a job that was begun before."""
     found = job()
     return found is not None and (found.startswith("torchrun") or _number("SLURM_RESTART_COUNT", 0) > 0)
 
@@ -66,7 +67,7 @@ def is_started_by_lightning() -> bool:
 
 
 def starting(settings: Any) -> tuple[int, int]:
-    """Return the rank of this process, and how many there are, among those that are there from the beginning:
+    """Return the rank of this process and the number of processes, among those that exist from the beginning:
     all that a launcher has started, otherwise one on each node."""
     found = launcher()
     return (_node_rank(), settings.nodes or 1) if found is None else (found.rank, found.size)
@@ -140,7 +141,7 @@ def _node_rank() -> int:
 
 
 def _number(name: str, default: int) -> int:
-    """Return an environment variable as a number. Raises ValueError where it is none."""
+    """Return an environment variable as a number. Raises ValueError where it is not one."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)

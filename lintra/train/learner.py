@@ -22,8 +22,8 @@ from lintra.train.optimizer import optimizer
 from lintra.train.sharding import full_tensor
 from lintra.train.strategy import ShardedStrategy
 
-_REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
-VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task does not say how many
+_REDRAW = 2**32  # in place of a rank: the same on all ranks, and used for no other seed
+VALIDATION_BATCHES = 16  # a validation reads no more of them, where the task does not say how many
 
 
 def _loader(samples: Samples, batches: Iterable[list[int]]) -> DataLoader[Batch]:
@@ -50,7 +50,7 @@ def _already_collated(batch: Any) -> Any:
 
 
 class Diverged(ArithmeticError):
-    """The loss or its gradient is no longer a number; the weights are those before that step."""
+    """The loss or its gradient is no longer finite; the weights are those before that step."""
 
     exit_code = 1
 
@@ -63,12 +63,12 @@ class Learner(pl.LightningModule):
         self.model: Any = model
         self.task, self.config = task, config
         self.restored = False  # whether a checkpoint, where there is one, has been read
-        self.not_finite: str | None = None  # the first score of this validation, here, that is no number
+        self.not_finite: str | None = None  # the first score of this validation, here, that is not finite
         self.counted = 0  # batches of a validation, of which this process may repeat another's
         self.batch_loss = torch.tensor(torch.nan)  # the mean over the latest batch, of all processes
 
     def configure_model(self) -> None:
-        """Share the model out where the strategy does that."""
+        """Shard the model where the strategy does so."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.model = self.trainer.strategy.shard(self.model)
         if self.config.checkpoint_blocks:
@@ -106,7 +106,7 @@ class Learner(pl.LightningModule):
         return _loader(samples, batches)
 
     def on_train_start(self) -> None:
-        """Raise Error for an optimizer's state that is not of these weights: it takes any."""
+        """Raise Error for an optimizer's state of other weights: the optimizer itself takes any."""
         for each in self.trainer.optimizers:
             for weight, state in each.state.items():
                 for name, x in state.items():
@@ -146,15 +146,15 @@ class Learner(pl.LightningModule):
             self.batch_loss = self.trainer.strategy.reduce(share, reduce_op="mean")
 
     def _loss(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
-        """The loss that a part adds to that of its batch, where all parts have a weight of `total`."""
+        """The loss that a part adds to its batch's, where all parts have a weight of `total`."""
         loss = self.task.loss(self.model, batch)
         alone = self.trainer.world_size * self.config.accumulate == 1
         return loss if alone else loss * (weight / total).to(loss.dtype)
 
     def _backward(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
-        """The loss of a part, whose gradients are added to those of the parts before. They are not sent yet
-        where each process has the whole model; where it is shared out, they are, or every process would
-        have to hold all of them."""
+        """The loss of a part, whose gradients are added to those of the parts before. Where each process has
+        the whole model they are not sent yet; where it is sharded they are, or every process would have to
+        hold all of them."""
         loss = self._loss(batch, weight, total)
         with torch.autocast(loss.device.type, enabled=False):  # as Lightning calls it
             loss.backward()
@@ -184,7 +184,7 @@ class Learner(pl.LightningModule):
         # Compiled blocks would be compiled anew for it, and for batches of every size.
         with torch.compiler.set_stance("force_eager" if self.config.compile else "default"):
             scores = self.task.score(self.model, batch)
-        # No integer: the mean of those over the processes would be rounded down.
+        # Not an integer: the mean of integers over the processes would be rounded down.
         weight: Any = float(scores.pop("weight"))
         if batch_idx >= self.counted:  # another process has this batch too
             weight = 0.0

@@ -71,7 +71,7 @@ def _begin(run: Run, project: str, logs: Path, quiet: bool) -> Any:
 
 
 def _id(logs: Path) -> str:
-    """The name by which Weights & Biases knows the run, from its first training on."""
+    """The run's name at Weights & Biases, from its first training on."""
     file = logs / _ID
     if not file.exists():
         name = secrets.token_hex(4)

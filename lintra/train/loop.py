@@ -52,7 +52,7 @@ def fit(run: Run, task: Task | None, verbosity: Verbosity = "progress") -> None:
 
 
 def fit_checked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
-    """Train as `fit` does, without another look at whether its batches are right and find room."""
+    """Train as `fit` does, without checking again that its batches are right and fit in memory."""
     end_with_parent()
     with run.locked():
         _fit(run, task, verbosity, is_first_process())
@@ -93,7 +93,7 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
                 trainer.fit(learner, ckpt_path=start)
         except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
             raise KeyboardInterrupt from end
-        except _MISFITS as error:  # of what Lightning and the optimizer put back where they keep it
+        except _MISFITS as error:  # from Lightning and the optimizer as they restore their state
             reported = isinstance(error, (Error, torch.OutOfMemoryError))
             if start is None or learner.restored or reported or not _restoring(error):
                 raise
@@ -110,8 +110,8 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
 
 
 def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:
-    """The model before a checkpoint, if there is one, is read. Processes that share a model out get it from
-    the first one, or from the checkpoint: what they have until then is empty, however large."""
+    """Return the model before a checkpoint, if any, is read. Processes that shard a model get it from the
+    first one, or from the checkpoint: their own weights are empty until then, however large."""
     if run.train.strategy == "fsdp" and not (first and fresh):
         with torch.device("meta"):
             return run.model.build()
@@ -124,8 +124,8 @@ def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:
 
 
 def _restoring(error: Exception) -> bool:
-    """Return whether an error comes from where Lightning puts a checkpoint back, and not from beside it, as
-    that of a hook or of the optimizer that is built meanwhile."""
+    """Return whether an error comes from where Lightning restores a checkpoint, and not from a hook, or the
+    optimizer that is built meanwhile."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") == checkpoint_connector.__name__ for frame in frames)
 
@@ -151,7 +151,7 @@ def _trainer(
         val_check_interval=config.validate_every,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # StepSampler shares out the batches
+        use_distributed_sampler=False,  # StepSampler distributes the batches
         inference_mode=False,  # a buffer first filled in a validation must serve training too
         enable_checkpointing=True,
         enable_progress_bar=False,
@@ -160,7 +160,7 @@ def _trainer(
         callbacks=[
             alike,
             *average,
-            *budget,  # before what asks for the last step
+            *budget,  # before the callbacks that ask for the last step
             stop,
             schedule,
             ProgressBar(stop, console),
@@ -202,7 +202,7 @@ def _strategy(config: Config) -> Strategy | str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning's advice off the terminal: what it would say is decided here on purpose."""
+    """Keep Lightning's advice off the terminal: what it warns of is intended here."""
     exchange = "torch.distributed.tensor._collective_utils"  # reports that gloo lacks one (`Muon`)
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", exchange)]
     levels = [logger.level for logger in loggers]

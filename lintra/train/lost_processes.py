@@ -1,4 +1,5 @@
-"""Processes that train together and lose one another: none waits without end or outlives what started it."""
+"""Processes that train together and lose one another: none waits forever or outlives the one that started
+it."""
 
 import contextlib
 import os
@@ -25,7 +26,7 @@ _WORDS = (
     "connection closed",
     "broken pipe",
 )  # of errors of communication
-NOTICED = 10.0  # seconds in which a process notices by itself that another one has ended
+NOTICED = 10.0  # seconds within which a process notices by itself that another has ended
 
 
 class LostProcess(ConnectionError):
@@ -60,9 +61,9 @@ class LaunchesWatched:
 
 @contextlib.contextmanager
 def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
-    """Turn an error of communication inside into a LostProcess that says where training was, and end the
-    processes that a `WatchingLauncher` has started. Where this one does not notice that one of them has
-    ended, since it waits for it to come or computes, it ends with the same words."""
+    """Turn a communication error inside into a LostProcess that says where training was, and end the
+    processes that a `WatchingLauncher` has started. Where this process does not notice that one of them has
+    ended, since it waits for that one or computes, it ends with the same message."""
     launcher, over = trainer.strategy.launcher, threading.Event()
 
     def lost() -> LostProcess:
@@ -98,7 +99,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_at_start(run: Run) -> Iterator[None]:
-    """Turn an error inside into a LostProcess: one has not come, or has ended before the first step."""
+    """Turn an error inside into a LostProcess: a process is missing, or ended before the first step."""
     try:
         yield
     except (RuntimeError, TimeoutError) as error:

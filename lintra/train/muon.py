@@ -11,7 +11,7 @@ from lintra.train.sharding import is_shared, local
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial a x + b x^3 + c x^5
 ITERATIONS = 5
 MOMENTUM = 0.95
-TOGETHER = 2**22  # numbers whose directions are found at once: more would only take memory
+TOGETHER = 2**22  # numbers whose directions are computed at once: more would only take memory
 
 
 class Muon(torch.optim.Optimizer):
@@ -19,14 +19,14 @@ class Muon(torch.optim.Optimizer):
 
     `lr` counts as AdamW's does: a step is scaled by 0.2 sqrt(the longer side), the size of AdamW's updates
     (Liu et al. 2025, arXiv:2502.16982, equation 4). Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon. PyTorch's own computes in bfloat16 everywhere, which takes most
-    of a step on a CPU that has no instructions for it; this one does on GPUs and if `bf16`, and takes
-    matrices of a shape together.
+    https://kellerjordan.github.io/posts/muon. PyTorch's own Muon computes in bfloat16 everywhere, which takes
+    most of a step on a CPU without instructions for it; this one does so on GPUs and if `bf16`, and processes
+    matrices of one shape together.
 
-    Of matrices that processes share (FSDP2), each computes the directions of some, and all of their shards:
-    a process sends its shards of the averaged gradients to those that compute with them and gets its
-    shards of the directions back, which is twice the bytes of its shards. (gloo, which knows no such exchange
-    of parts, gathers whole matrices instead.)
+    Where processes share matrices (FSDP2), each computes the directions of some of them whole: a process
+    sends its shards of the averaged gradients to those that compute with them and gets its shards of the
+    directions back, which is twice the bytes of its shards. (gloo has no such exchange of parts and gathers
+    whole matrices instead.)
     """
 
     def __init__(self, params: Any, lr: float, weight_decay: float, bf16: bool = False):
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
             own.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
 
     def _directions(self, averages: Tensor) -> Tensor:
-        """Averages [k n m] -> directions, of those whose rows are shared out the rows of this process."""
+        """Averages [k n m] -> directions; of matrices whose rows are sharded, the rows of this process."""
         bf16 = self.bf16 or averages.is_cuda
         if not is_shared(averages):
             return orthogonal(averages, bf16)

@@ -1,4 +1,4 @@
-"""The optimisers that training knows, from a model and its settings."""
+"""The optimisers of training, built from a model and its settings."""
 
 from typing import Any
 

@@ -18,9 +18,9 @@ MAX_TIME_RATIO = 0.9  # bf16 must take less than this part of float32's time
 def choose_precision(config: Any, task: Task, settings: Config) -> Literal["32", "bf16"]:
     """Return the faster precision of a forward and backward pass of a model of this config.
 
-    The pass is of as many samples as show it, at most those that a process computes at once. Where float32
-    finds no room, it is bf16. A model that is sharded because no device holds it is not measured: it is bf16
-    on GPUs that multiply it.
+    The pass is of as many samples as show it, at most those that a process computes at once. If float32 does
+    not fit in memory, it is bf16. A model that is sharded because no device holds it is not measured: it is
+    bf16 on GPUs that multiply it.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if settings.strategy == "fsdp" and device.type == "cuda":

@@ -19,14 +19,14 @@ from lintra.train import launch
 from lintra.train.lost_processes import lost_at_start
 from lintra.train.run import Run
 
-SHARED = 60.0  # seconds until every node sees what the first one has written: NFS looks again after as many
+SHARED = 60.0  # seconds until every node sees what the first one has written: NFS caches for as long
 _ASKED = "lintra/asked"  # of the store: how many have asked the first process, and below it their names
 _SERVERS: list[TCPStore] = []  # of stores, which end with them
 
 
 def announce_run(run: Run, start: Path | None) -> None:
-    """Tell the processes that wait in `await_run` that the run is in its folder, and where it starts. All
-    have heard it afterwards. Raises LostProcess where they do not come in time."""
+    """Tell the processes that wait in `await_run` that the run is in its folder, and where it starts; return
+    when all have heard it. Raises LostProcess where they do not come in time."""
     rank, size = launch.starting(run.train)
     if size == 1:
         return
@@ -51,13 +51,13 @@ def announce_run(run: Run, start: Path | None) -> None:
 
 
 def await_run(run: Run) -> Run:
-    """Wait until the first process has begun the run, and return it as that wrote it. Raises LostProcess, and
-    Error where its folder does not come to be seen here."""
+    """Wait until the first process has begun the run, and return the run as it wrote it. Raises LostProcess,
+    and Error where its folder does not appear here."""
     if launch.is_started_by_lightning():  # after the run was begun
         return run.joined()
     with lost_at_start(run):
-        # The store of torchrun outlives a restart, and so does what the dead have written to it: only who is
-        # there now answers to a name that nobody had before.
+        # The store of torchrun outlives a restart, and so do messages of ended processes: only a process that
+        # exists now answers to a name that nobody had before.
         store, name = _store(*launch.starting(run.train), run.train.timeout), secrets.token_hex(8)
         store.set(f"{_ASKED}/{store.add(_ASKED, 1)}", name)
         word = json.loads(store.get(name))
@@ -79,8 +79,8 @@ def await_run(run: Run) -> Run:
 
 @lru_cache(maxsize=1)
 def _store(rank: int, size: int, seconds: float) -> Store:
-    """Return the store through which the processes that are there at the beginning speak, for as long as this
-    one lives: the process group uses its server afterwards."""
+    """Return the store through which the first processes communicate, for as long as this one lives: the
+    process group uses its server afterwards."""
     if isinstance(cluster := cluster_environment(), SLURMEnvironment):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = cluster.main_address, str(cluster.main_port)
     return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]

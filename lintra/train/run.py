@@ -41,22 +41,22 @@ class Run:
     task: Any  # the Config of a file in lintra/tasks
     model: Any  # the Config of a file in lintra/models
     train: Config
-    data: dict[str, Any] | None = None  # what it began with; None: not begun, or by an older lintra
+    data: dict[str, Any] | None = None  # fingerprint of the data; None: not begun, or by an older lintra
     fitted_steps: int | None = None  # fewer than train.steps, where max_minutes ends it sooner
     copies: Sums = dataclasses.field(default_factory=dict)  # of the copies of files in the folder
     job: str | None = None  # digest of the launcher's job that began it, and of what was asked for
 
     @property
     def steps(self) -> int:
-        """The step that ends it."""
+        """The step that ends the run."""
         return self.train.steps if self.fitted_steps is None else self.fitted_steps
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Write run.json, and copies of files that its checkpoints need, into a folder without a run or
-        checkpoints of one; the first process for all. A job that its launcher has restarted finds the run
-        that it began itself, and resumes it. Raises Error if there is another one, TypeError for a model with
-        a class of one's own in it, of which no checkpoint could be written."""
+        checkpoints; the first process does so for all. A job restarted by its launcher finds the run that it
+        began itself, and resumes it. Raises Error if there is another run, TypeError for a model with a class
+        of your own in it, of which no checkpoint could be written."""
         refuse_foreign(model, "model")
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not launch.is_first_process():
@@ -75,13 +75,13 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
-        """The run in `folder`. Raises Error if there is none or run.json does not say what a run is."""
+        """The run in `folder`. Raises Error if there is none or run.json does not describe a run."""
         file = Path(folder) / RUN
         if not file.exists():
             raise Error(f"{folder} holds no run: there is no {RUN} in it")
         content = read_json(file)
         if not isinstance(content, dict):
-            raise Error(f"{file} is not a run: it is no object")
+            raise Error(f"{file} is not a run: it is not an object")
         check_format(content.get("format"), file)
         content = legacy.upgrade_run(content) if content["format"] == legacy.FORMAT else content
         try:
@@ -146,9 +146,9 @@ class Run:
         fitted_steps: int | None = None,
         **settings: Any,
     ) -> "Run":
-        """Return the run with another configuration of its task, other training settings, what its data are
-        or the steps that fit into its time, from now on. They are fitted anew to other `steps`, and to more
-        time where the run has come to the last of them."""
+        """Return the run with another configuration of its task, other training settings, another fingerprint
+        of its data or other steps that fit into its time, from now on. The steps are fitted anew to other
+        `steps`, and to more time where the run has come to the last of them."""
         changes: dict[str, Any] = {"train": dataclasses.replace(self.train, **settings)}
         anew = "steps" in settings or ("max_minutes" in settings and self._ended())
         changes["fitted_steps"] = fitted_steps or (None if anew else self.fitted_steps)
@@ -176,7 +176,7 @@ class Run:
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
     def digest_of_job(self) -> str | None:
-        """Return a digest of what has started this process and of what was asked of it; None where nothing
+        """Return a digest of the launcher of this process and of its settings; None where nothing
         could restart it."""
         job = launch.job()
         if job is None:
@@ -189,16 +189,17 @@ class Run:
         return checkpoints(self.folder)
 
     def drop(self, keep: int) -> None:
-        """Remove all checkpoints but the newest `keep`, each at once: half of one would look like one.
+        """Remove all checkpoints but the newest `keep`, each in one move: half of one would look whole.
 
-        One that cannot be removed, as where a file is open on a network drive, stays until the next time."""
+        One that cannot be removed, for instance with a file open on a network drive, stays until next
+        time."""
         for old in self.checkpoints()[:-keep]:
             with contextlib.suppress(OSError):
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for the one program that trains it, by its first process for all. Raises Error if
+        """Lock the run for the program that trains it, by its first process for all. Raises Error if
         another holds it."""
         with locked(self.folder) if launch.is_first_process() else contextlib.nullcontext():
             yield
@@ -210,8 +211,8 @@ class Run:
 
 
 def from_anywhere(settings: Any) -> Any:
-    """Settings of a task or of training that mean the same in every folder: with absolute paths, where they
-    lead to something. A model that comes with lintra keeps its name.
+    """Return settings of a task or of training that mean the same in every folder: with absolute paths, where
+    those exist. A model that comes with lintra keeps its name.
     """
     given = {name: getattr(settings, name) for name in getattr(settings, "PATHS", ())}
     found = {name: str(Path(x).absolute()) for name, x in given.items() if x and Path(x).exists()}
@@ -244,7 +245,7 @@ def first_model(config: Any, settings: Config, task: Any = None) -> Any:
 
 
 def _sizes(config: Any) -> Iterator[tuple[str, Any]]:
-    """The plain fields of a model's configuration, those of what is in it too, but not of its mechanism."""
+    """The plain fields of a model's configuration, including nested ones, but not its mechanism's."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name != "dropout" and isinstance(value, (int, float, str, type(None))):

@@ -46,8 +46,8 @@ def notices(config: Config) -> list[str]:
 
 
 class LearningRateSchedule(Callback):
-    """The learning rate of every step. Schedule "plateau" halves it where the validation loss has not fallen
-    below its lowest value for a number of validations; how far that is goes into the checkpoint.
+    """The learning rate of every step. Schedule "plateau" halves it when the validation loss has not fallen
+    below its lowest value for a number of validations; the count goes into the checkpoint.
     """
 
     def __init__(self, config: Config):
@@ -61,14 +61,14 @@ class LearningRateSchedule(Callback):
             group["lr"] = self.factor * learning_rate(self.config, trainer.global_step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # One that only ends a part of the run does not count: run as a whole it would not be.
+        # One that only ends a part of the run does not count: an uninterrupted run would not have it.
         step = trainer.global_step
         if self.config.schedule == "plateau" and step % self.config.validate_every == 0 and step > self.seen:
             self.seen = step
             self.update(float(trainer.callback_metrics["validate_loss"]))
 
     def update(self, loss: float) -> None:
-        """Take note of the loss of a further validation."""
+        """Record the loss of a further validation."""
         if loss < self.lowest:
             self.lowest, self.waited = loss, 0
             return

@@ -27,9 +27,10 @@ from lintra.train.storage import PREFIX, TREE, Storage, put_together, read_tree,
 
 
 class ShardedStorage:
-    """Write and read checkpoints with all processes of `group`, which is of gloo and of nobody else's use.
+    """Write and read checkpoints with all processes of `group`, a gloo group used for nothing else.
 
-    storage: of the one-file form, whose model's configuration it has. One checkpoint is written at a time.
+    storage: of the one-file form, from which the model's configuration is taken. One checkpoint is written at
+    a time.
     """
 
     def __init__(self, storage: Storage, group: Any):
@@ -37,10 +38,10 @@ class ShardedStorage:
         self._writing: tuple[Path, Future[Any]] | None = None
 
     def begin(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Copy what is to be saved and write it while training continues.
+        """Copy the tensors to save and write them while training continues.
 
-        The folder is published by the first process when all have written their shards: what a killed run
-        leaves behind is a hidden folder, which `Run.sweep` removes. Raises what `wait` does."""
+        The folder is published by the first process when all have written their shards: a killed run
+        leaves a hidden folder, which `Run.sweep` removes. Raises what `wait` does."""
         self.wait()
         weights, tree, tensors = taken_apart(checkpoint)
         work = path.with_name(f".{path.name}.shards")
@@ -55,8 +56,8 @@ class ShardedStorage:
         self._writing = path, cast("Future[Any]", saved)
 
     def wait(self) -> None:
-        """Wait for what is being written, with all processes. Raises Error on all of them where one failed:
-        there is no such checkpoint then, and the one before survives."""
+        """Wait for the checkpoint being written, with all processes. Raises Error on all of them where one
+        failed: that checkpoint does not exist then, and the one before survives."""
         if self._writing is None:
             return
         path, saved = self._writing
@@ -70,7 +71,7 @@ class ShardedStorage:
                 shutil.rmtree(path.with_name(f".{path.name}.shards"), ignore_errors=True)
 
     def finish(self) -> None:
-        """Wait for what is being written where training has failed already: nothing is raised."""
+        """Wait for the checkpoint being written after training has failed: nothing is raised."""
         with contextlib.suppress(Exception):
             self.wait()
 
@@ -97,8 +98,8 @@ class ShardedStorage:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Write each process's part of tensors as a file for the model and one for what resumes its training,
-    then, by one process, what is in no shard, and puts all of it in its place."""
+    """Write each process's part of the tensors as a file for the model and one for resuming its training;
+    then one process writes what is in no shard, and publishes the folder."""
 
     def __init__(
         self, folder: Path, path: Path, files: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]

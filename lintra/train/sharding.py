@@ -1,4 +1,4 @@
-"""Models that several processes share: FSDP2. What it needs is imported by those who share one."""
+"""Models that several processes share: FSDP2. Its dependencies are imported only where a model is sharded."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -17,8 +17,8 @@ Module = TypeVar("Module", bound=nn.Module)
 def shard(model: Module, mesh: "DeviceMesh") -> Module:
     """Have each process of a mesh keep a part of every weight, cut along its first axis; return the model.
 
-    Changes `model` in place: a block's weights are gathered for its forward and again for its backward, what
-    is in no block once a step, so tables that embed and predict, or others that parts share, may be used
+    Changes `model` in place. A block's weights are gathered for its forward and again for its backward;
+    weights in no block once a step, so tables that embed and predict, or others that parts share, may be used
     anywhere in the model's forward. Gradients are the mean over the processes. Zhao et al. 2023,
     arXiv:2304.11277, per parameter (`torch.distributed.fsdp.fully_shard`)."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -35,8 +35,8 @@ def shard(model: Module, mesh: "DeviceMesh") -> Module:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have each process drop what it has of the others' weights: a forward without a backward leaves that of
-    the weights in no block."""
+    """Have each process drop its copies of the others' weights: a forward without a backward leaves copies of
+    the weights that are in no block."""
     for module in fsdp_modules(model):
         module.reshard()
 
@@ -52,7 +52,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """Return a tensor with the parts of all processes. All processes must ask."""
+    """Return a tensor with the parts of all processes. All processes must call this."""
     return cast("Any", x).full_tensor() if is_shared(x) else x
 
 

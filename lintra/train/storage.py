@@ -2,7 +2,7 @@
 
 A checkpoint is the folder step-00001200 of a run: config.json and model.safetensors as lintra.checkpoint
 writes them, and what is needed to resume as training.json (the tree) and training.safetensors (its tensors).
-Large files come in parts: see lintra.io.tensors. Processes that share a model out write its shards in their
+Large files come in parts: see lintra.io.tensors. Processes that shard a model write its shards in their
 place (`lintra.train.sharded_storage`); both forms are read by any number of processes.
 """
 
@@ -22,7 +22,7 @@ from lintra.io.tensors import write_tensors
 from lintra.train.tree_json import flatten, unflatten
 
 TREE, TENSORS = "training.json", "training.safetensors"
-# What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.
+# What Lightning requires of a checkpoint, and its version, by which it migrates an older one.
 _KEYS = {
     "pytorch-lightning_version": str,
     "epoch": int,
@@ -68,12 +68,12 @@ class Storage(CheckpointIO):
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors mapped from a file that is to be removed while the optimiser has them."""
+    """Copies of tensors mapped from a file that will be removed while the optimiser uses them."""
     return {name: x.clone() for name, x in tensors.items()}
 
 
 def taken_apart(checkpoint: dict[str, Any]) -> tuple[dict[str, Tensor], str, dict[str, Tensor]]:
-    """Return the model's weights, the text of training.json, and the tensors that belong to that."""
+    """Return the model's weights, the text of training.json, and the tensors that belong to it."""
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
     tree, tensors = flatten({name: value for name, value in checkpoint.items() if name != "state_dict"})
     return weights, json.dumps({"format": FORMAT, "checkpoint": tree}, allow_nan=False), tensors

@@ -24,8 +24,8 @@ class ShardedStrategy(LaunchesWatched, ModelParallelStrategy):
 
     Weights begin as those of the first process, which has built the model, and checkpoints go through
     `ShardedStorage`, as folders of safetensors: Lightning's own are pickled. The optimizer's state is kept
-    as by any other strategy, its tensors cut as the weights are. Raises checkpoint.Error where PyTorch is too
-    old for that.
+    as by any other strategy, its tensors sharded like the weights. Raises checkpoint.Error where PyTorch is
+    too old for that.
     """
 
     lightning_restore_optimizer = True  # pyright: ignore (a property there; its own reader does it there)
@@ -59,7 +59,7 @@ class ShardedStrategy(LaunchesWatched, ModelParallelStrategy):
         return shared
 
     def shard_like(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a model that is shared out."""
+        """Return a copy of a sharded model."""
         copy = self._shared(model.config)
         copy.load_state_dict(model.state_dict())
         return copy
@@ -82,7 +82,7 @@ class ShardedStrategy(LaunchesWatched, ModelParallelStrategy):
         ParallelStrategy.load_optimizer_state_dict(self, checkpoint)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Begin to write a checkpoint; `wait` ends that. Raises what `wait` does, of the checkpoint
+        """Begin to write a checkpoint; `wait` completes it. Raises what `wait` does, of the checkpoint
         before."""
         assert self._storage is not None
         self._storage.begin(checkpoint, Path(filepath))

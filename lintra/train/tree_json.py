@@ -9,10 +9,10 @@ TENSOR, TUPLE, PAIRS, FLOAT = "$tensor", "$tuple", "$pairs", "$float"
 
 
 def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return what JSON can hold, and the tensors by the path at which they stood.
+    """Return what JSON can hold, and the tensors by their paths.
 
     Dictionaries (keys of any kind that is allowed as a value), lists, tuples, tensors, strings, numbers,
-    booleans and None. TypeError for anything else, naming where it stands.
+    booleans and None. TypeError for anything else, naming its place.
     """
     tensors: dict[str, Tensor] = {}
 
