@@ -19,7 +19,7 @@ _TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 def describe(
     model: Decoder | Encoder | CTC, graph: Graph, files: Mapping[str, str], opset: int, domain: str
 ) -> dict[str, Any]:
-    """Return what can be said of graphs with the inputs and outputs of `graph`, in `files` by form."""
+    """Return the description of graphs with the inputs and outputs of `graph`, in `files` by form."""
     about: dict[str, Any] = {"format": FORMAT, "lintra": lintra.__version__}
     about |= {"model": type(model).__module__.rpartition(".")[2]}
     about |= {"files": dict(files), "opset": opset, "domain": domain, "inputs": []}

@@ -16,7 +16,7 @@ Axes = dict[int, str]  # of a tensor, the names of those axes that may have any 
 
 @dataclass(kw_only=True)
 class Graph:
-    """A module, an example of its inputs by name, and what is known of them and of its outputs."""
+    """A module, an example of its inputs by name, and what is known of its inputs and outputs."""
 
     module: nn.Module
     inputs: dict[str, Tensor]
@@ -24,7 +24,7 @@ class Graph:
     outputs: dict[str, Axes]
     shortest: int = 2  # tokens that are assumed at least; the tests try fewer
     longest: int | None = None  # and at most
-    starts: dict[str, float | str] = field(default_factory=dict)  # what inputs are full of before any token
+    starts: dict[str, float | str] = field(default_factory=dict)  # what fills an input before any token
 
     def example(self) -> dict[str, Tensor]:
         """Return the outputs of the example inputs."""
@@ -41,7 +41,7 @@ class Graph:
         shapes = tuple({i: dims[axis] for i, axis in self.axes[name].items()} for name in self.inputs)
         with torch.no_grad(), _quiet():
             args = tuple(self.inputs.values())
-            # What a graph of any length assumes of it stays unproved: the tests try lengths of every kind.
+            # The exporter's assumptions about lengths are not proved: the tests try lengths of every kind.
             traced = torch.export.export(
                 self.module.eval(),
                 args,
@@ -59,7 +59,7 @@ class Graph:
                 verbose=False,
             )
             assert program is not None
-            common.ClearMetadataAndDocStringPass()(program.model)  # files and lines of where it was written
+            common.ClearMetadataAndDocStringPass()(program.model)  # source files and lines
             for x in program.model.graph.outputs:
                 assert x.shape is not None
                 for i, axis in self.outputs[x.name or ""].items():
@@ -70,7 +70,7 @@ class Graph:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter tells its own developers."""
+    """Silence the exporter's messages to its own developers."""
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
     logger.setLevel(logging.ERROR)

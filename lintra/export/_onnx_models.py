@@ -1,4 +1,4 @@
-"""Traced parts of each kind of model: modules that take and give tensors by name."""
+"""Traced parts of each kind of model: modules that take and return tensors by name."""
 
 import math
 import re
@@ -41,7 +41,7 @@ def recurrence_graph(model: Decoder, form: Form, *, chunked: bool) -> Graph:
     """Build the graph of `model.extend`, its parallel form in chunks or with an operator for any length."""
     chunk = longest_chunk(model) if chunked else 1
     time = 1 if form == "step" else chunk + 3
-    # A token that is not there leaves a state as it was; a cache gets one place for it, in which nothing is.
+    # A padded token leaves a state as it was; a cache gets one empty place for it.
     nothing = torch.zeros(_BATCH, 1, dtype=torch.int64)
     _, start = model.extend(nothing, mask=nothing.bool())
     _, like = model.extend(nothing.expand(-1, _PAST))
@@ -61,7 +61,7 @@ def recurrence_graph(model: Decoder, form: Form, *, chunked: bool) -> Graph:
         inputs=inputs,
         axes=axes,
         outputs=outputs,
-        # More than one chunk is assumed; what is shorter is then one that is filled up.
+        # More than one chunk is assumed; a shorter input is one chunk, filled up.
         shortest=chunk + 1,
         longest=longest_sequence(model),
         starts=starts,
@@ -78,7 +78,7 @@ def _named(state: State, name: str = "state") -> list[tuple[str, Tensor]]:
 
 
 def _fill(x: Tensor) -> float | str:
-    """The number that a state's tensor is full of before any token; infinity as JavaScript reads it too."""
+    """The number that fills a state's tensor before any token; infinity as JavaScript reads it too."""
     value = x.flatten()[0].item()
     if not bool((x == value).all()):
         raise AssertionError(f"a state that begins with more than one number: {x}")

@@ -37,10 +37,10 @@ _IR_VERSION = 13  # of files with opset 27
 
 @dataclass(frozen=True)
 class Target:
-    """The operators that a graph may have. Raises ValueError for others than are written."""
+    """The operators that a graph may have. Raises ValueError for any other."""
 
     opset: Opset = 20
-    domain: Domain = "ai.onnx"  # com.microsoft: of the two operators, which any opset then goes with
+    domain: Domain = "ai.onnx"  # com.microsoft: of the two operators; with it any opset will do
 
     def __post_init__(self):
         for name, kinds in (("opset", Opset), ("domain", Domain)):

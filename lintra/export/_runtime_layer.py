@@ -1,6 +1,6 @@
 """A layer of a decoder as the runtime has it: its kind, its weights, and why the runtime may not know it.
 
-The mechanisms are one recurrence in the runtime, of whose parts each has some, and softmax attention, which
+The mechanisms are one recurrence in the runtime, of which each uses some parts, and softmax attention, which
 keeps keys and values in place of a state: docs/format.md. A decay of
 every feature is exp(-rate softplus(x)) there; sigmoid(x)^(1 / temperature), that of gated linear attention,
 becomes it with the sign of x turned. Heads that share keys or values have copies of their weights.
@@ -36,7 +36,7 @@ _FEATURE_MAPS = {Identity: "identity", EluPlusOne: "elu+1", Relu: "relu", Square
 
 
 class Surroundings(NamedTuple):
-    """Sizes and kinds of what stands around a mechanism, which must be alike in all layers."""
+    """Sizes and kinds of the parts around a mechanism, which must be the same in all layers."""
 
     hidden: int
     activation: str

@@ -1,6 +1,6 @@
-"""The part of a recogniser's file that a decoder's has not: docs/format.md, what frames go through.
+"""The part of a recogniser's file that a decoder's lacks (docs/format.md): the stages that frames pass.
 
-`lintra.export.runtime` writes the rest, which is that of a decoder without tokens.
+`lintra.export.runtime` writes the rest, as for a decoder without tokens.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph, for onnxruntime and whatever else reads one: docs/export.md.
+"""A model as an ONNX graph, for onnxruntime and other programs: docs/export.md.
 
 A decoder is written as its recurrence in one of two forms, with the same names:
 
@@ -111,7 +111,7 @@ def write_description(
     opset: Opset = 20,
     domain: Domain = "ai.onnx",
 ) -> None:
-    """Write a JSON for programs that run the exported `files`: the names, types and shapes of inputs and
+    """Write a JSON file for programs that run the exported `files`: the names, types and shapes of inputs and
     outputs, the states before any token, symbols, and what to feed. Raises as `write` does."""
     graph = _graph(model, list(files)[-1], opset, domain)
     about = describe(model, graph, {form: Path(place).name for form, place in files.items()}, opset, domain)
@@ -133,7 +133,7 @@ def _graph(model: Any, form: Form, opset: Opset, domain: Domain) -> Graph:
 
 
 def _foreign(attention: Any, form: Form, target: Target) -> str | None:
-    """Return what cannot be written of a mechanism."""
+    """Return why a mechanism cannot be written; None if it can."""
     name = attention.name
     if attention.can.state == "window":
         return f"attention {name!r}: {_WINDOW}"
@@ -145,7 +145,7 @@ def _foreign(attention: Any, form: Form, target: Target) -> str | None:
 
 
 def _portable(model: Any) -> Any:
-    """A copy for evaluation on the CPU, without operators of our own."""
+    """A copy for evaluation on the CPU, without lintra's own operators."""
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     for module in model.modules():
         config: Any = getattr(module, "config", None)
@@ -157,7 +157,7 @@ def _portable(model: Any) -> Any:
 
 
 def _use_operators(model: Any) -> None:
-    """Have recurrences traced as operators of ours, in whose place a target has ONNX's."""
+    """Have recurrences traced as lintra's operators, which a target replaces by ONNX's."""
     for module in model.modules():
         if getattr(module, "name", None) in _RECURRENCES:
             module.config = dataclasses.replace(module.config, impl="native")

@@ -1,6 +1,6 @@
 """A decoder or a recogniser as one file for `lintra.runtime`: docs/format.md, byte by byte.
 
-What the runtime would compute in another way than PyTorch is folded into the weights here: an embedding of
+Computations in which the runtime differs from PyTorch are folded into the weights here: an embedding of
 levels is the table of its values; retention's scale of keys is in their projection, which has rows for every
 rate of decay. Layers are those of `lintra.export._runtime_layer`.
 """
@@ -77,7 +77,7 @@ _LIMITS = {
     "eps of norms": _FLOAT32,
 }
 
-# What is taken apart here. A class derived from one of them may compute something else.
+# Classes whose parts are read here. A class derived from one of them may compute something else.
 _KNOWN = (Block, AttentionLayer, MLP, *ATTENTIONS, Grid, Learned, Sinusoidal)
 _KNOWN += (ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding, nn.Embedding, nn.Linear, nn.LayerNorm)
 _KNOWN += (nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, Decoder)
@@ -93,7 +93,7 @@ def why_not(model: Any) -> str | None:
     if isinstance(model, CTC) and (reason := frames.why_not(model)):
         return reason
     network = _network(model)
-    functions: set[nn.Module] = set()  # feature maps: what they are stands in the configuration
+    functions: set[nn.Module] = set()  # feature maps: the configuration names them
     for block in network.blocks:
         if type(block) is not Block or type(block.attn) is not AttentionLayer:
             return f"the runtime does not know {type(block).__name__} with {type(block.attn).__name__}"
@@ -131,7 +131,7 @@ def _kinds(network: Any) -> list[Kind]:
 
 
 def _network(model: Decoder | CTC) -> Any:
-    """The blocks, with what stands before and behind them."""
+    """The blocks, with the layers before and after them."""
     return model.encoder if isinstance(model, CTC) else model
 
 

@@ -44,7 +44,7 @@ __all__ = [
     "to_hf",
 ]
 
-# By these names Trainer finds the models whose labels it shifts before it smooths them.
+# Trainer looks for these names: it shifts the labels of such models before it smooths them.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LintraConfig.model_type] = LintraForCausalLM.__name__
 AutoConfig.register(LintraConfig.model_type, LintraConfig, exist_ok=True)
 AutoModel.register(LintraConfig, LintraModel, exist_ok=True)

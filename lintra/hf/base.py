@@ -15,7 +15,7 @@ from lintra.ops import checks
 from lintra.ops.layout import locate, sequence_bounds
 
 _LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")  # keywords of a loss
-_AGAIN = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # what cu_seq_lens_q says already
+_AGAIN = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # redundant with cu_seq_lens_q
 _REFUSED = {
     "inputs_embeds": "the networks read input_ids",
     "output_attentions": "most mechanisms never make the matrix of attention weights",
@@ -73,7 +73,7 @@ class LintraPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _initialize_missing_keys(self, *_: Any, **__: Any) -> None:
-        """Initialise what a file lacks, such as a new head, as in a network that is built."""
+        """Initialise weights that a file lacks, such as a new head, as in a new network."""
         tensors = self.state_dict(keep_vars=True)
         missing = [name for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)]
         fresh = type(self)(copy.deepcopy(self.config)).state_dict() if missing else {}
@@ -83,7 +83,8 @@ class LintraPreTrainedModel(PreTrainedModel):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, **how: Any
     ) -> None:
-        """Recompute every block in the backward, or none. How PyTorch's function is to do so is ours."""
+        """Recompute every block in the backward, or none, with lintra's own options for PyTorch's
+        function."""
         of = getattr(gradient_checkpointing_func, "func", checkpoint)
         if how.get("every_n_layers", 1) != 1 or of is not checkpoint:
             raise ValueError("all blocks are recomputed or none, in memory: every_n_layers=1, offload=False")
@@ -94,11 +95,11 @@ class LintraPreTrainedModel(PreTrainedModel):
 def layout_of(
     input_ids: Tensor | None, attention_mask: Tensor | None, before: int, given: dict[str, Any]
 ) -> dict[str, Tensor | None]:
-    """Return mask [b t] and cu_seqlens [n+1], at most one, of a call of `forward` behind `before` tokens.
+    """Return mask [b t] and cu_seqlens [n+1], at most one, of a call of `forward` after `before` tokens.
 
     attention_mask, 1 for real tokens wherever padding is, is [b t] or [b before+t]. Packed sequences [1 t]
     come with `cu_seq_lens_q`, or with `position_ids` that begin again at 0; positions that count the tokens
-    say nothing new. What remains in `given` are the keywords of a loss; raises TypeError or ValueError for
+    are redundant. What remains in `given` are the keywords of a loss; raises TypeError or ValueError for
     others.
     """
     asked = {name: given.pop(name) for name in given.keys() - _LOSS}

@@ -1,4 +1,4 @@
-"""The state of a decoder as the cache that `generate` of transformers hands from call to call."""
+"""The state of a decoder as the cache that `generate` of transformers passes from call to call."""
 
 from transformers import Cache
 
@@ -8,8 +8,8 @@ from lintra.compat.transformers.cache import StateHolder
 class LintraCache(StateHolder, Cache):
     """The `state` of a whole decoder and `length`, the tokens so far with padding.
 
-    The state of a recurrence has one size whatever the length. `copy.copy(cache)` keeps a place to come back
-    to: no tensor of a state is ever written into.
+    The state of a recurrence has one size whatever the length. `copy.copy(cache)` keeps a state to return
+    to: tensors of a state are never overwritten.
     """
 
     def __init__(self):

@@ -17,7 +17,8 @@ from lintra.models import decoder
 
 
 class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
-    """The decoder of lintra.models, its head as `lm_head`. ValueError for a mechanism that is not causal."""
+    """The decoder of lintra.models, its head as `lm_head`. Raises ValueError for a mechanism without a causal
+    form."""
 
     head_name = "lm_head"
 

@@ -23,7 +23,7 @@ _NAMES: dict[str, str] = {
     "max_length": "max_position_embeddings",
     "tie_embeddings": "tie_word_embeddings",
 }
-# Names of other configurations of transformers -> the field that means it here.
+# Names in other configurations of transformers -> the field with that meaning here.
 _ELSEWHERE: dict[str, str] = {
     "intermediate_size": "mlp_ratio, its ratio to hidden_size",
     "hidden_act": "activation",

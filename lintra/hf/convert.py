@@ -72,7 +72,7 @@ def _load(folder: str | Path) -> Any:
 
 
 def _renamed(model: nn.Module, prefixes: dict[str, str]) -> dict[str, Tensor]:
-    """Return copies of a model's tensors, in each name the first prefix that it has replaced."""
+    """Return copies of a model's tensors, with the first matching prefix of each name replaced."""
     renamed = {}
     for name, x in model.state_dict().items():
         prefix = next(each for each in prefixes if name.startswith(each))

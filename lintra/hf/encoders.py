@@ -1,4 +1,4 @@
-"""Encoders: hidden vectors, the tokens behind a mask, and one prediction a sequence."""
+"""Encoders: hidden vectors, the masked tokens, and one prediction a sequence."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weights that accelerate offloads, for what reads them outside a call of their module."""
+"""Weights that accelerate offloads, for code that reads them outside a call of their module."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,7 +29,7 @@ def onloaded(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Have the weights of modules themselves, not of those in them, where they compute.
 
     Hooks of accelerate bring weights from disk or memory for a call of `forward` alone, between two of which
-    they are on the device "meta"; `extend` is none."""
+    they are on the device "meta"; a call of `extend` is not one of them."""
     with ExitStack() as stack:
         for module in modules:
             if (hook := cast("Any", getattr(module, "_hf_hook", None))) is not None:

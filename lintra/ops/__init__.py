@@ -1,6 +1,6 @@
-"""Pure functions of tensors: no parameters, no configuration, nothing remembered.
+"""Pure functions of tensors: no parameters, no configuration, no memory between calls.
 
-Each op stands beside its reference, a short and slow definition in plain PyTorch against which it is tested.
+Each op has a reference beside it, a short and slow definition in plain PyTorch against which it is tested.
 """
 
 from lintra.ops.banded import banded_attention, banded_attention_reference

@@ -1,4 +1,4 @@
-"""Autocast: dtypes of what it may round, and code out of its reach."""
+"""Autocast: the dtype it casts to, and contexts that keep it off."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,12 +23,13 @@ def follow_autocast(*tensors: Tensor) -> list[Tensor]:
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which operations on the device of x keep their digits. Nothing is entered where
-    autocast is off, which costs more than the sum of a few tokens."""
+    """Return a context in which operations on the device of x keep their digits. Where autocast is off
+    nothing is
+    entered: that would cost more than the sum of a few tokens."""
     return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the dtype of sums, of 32 bits at least: a later norm magnifies what was
-    rounded, and logarithms and differences of near numbers need more digits than 16 bits have."""
+    """Return tensors in the dtype of sums, of at least 32 bits: a later norm magnifies rounding errors, and
+    logarithms and differences of near numbers need more digits than 16 bits have."""
     return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)

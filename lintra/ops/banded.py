@@ -1,9 +1,9 @@
 """Exact attention to the keys near each query's own place: the band of a t x t matrix, never the matrix.
 
 Beltagy et al. 2020, arXiv:2004.05150, section 3.1. Queries go in blocks of c; a block sees before + c + after
-keys in a row, of which a pattern that all blocks share hides the corners. Dilation splits the sequence into
+keys in a row, and a pattern shared by all blocks hides the corners. Dilation splits the sequence into
 as many classes, each with a band of its own. Scores are computed a few blocks at a time, again in the
-backward pass: they stay in the processor's cache and are never all there. On the CPU that is done in C++.
+backward pass: they stay in the processor's cache and never exist all at once. On the CPU that is done in C++.
 
 Letters: b batch, t queries, s keys, h heads, g key-value heads, r = h / g, d width of q and k, e width of v,
 m = b g, n blocks, c queries, i = c r rows and j keys to a block.
@@ -82,7 +82,7 @@ def banded_attention_reference(
     dilation: int | tuple[int, ...] = 1,
     scale: float | None = None,
 ) -> PartialAttention:
-    """The definition, O(t s): every score, then what lies outside of the band struck out."""
+    """The definition, O(t s): every score, then those outside of the band masked."""
     t, s, r = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     places = torch.arange(s, device=q.device)
     distance = places[s - t :, None] - places
@@ -158,7 +158,7 @@ class _Banded(torch.autograd.Function):
             weights = scores.sub_(highest).exp_()
             total = weights.sum(-1, keepdim=True)
             logsumexp[part] = (total.log() + highest)[..., 0]
-            weights.div_(total.masked_fill_(total == 0, 1.0))  # before the product, which else may overflow
+            weights.div_(total.masked_fill_(total == 0, 1.0))  # before the product, which may overflow
             o[part] = (weights.to(v.dtype) @ values[part].mT).to(dtype)
         ctx.save_for_backward(q, k, v, real, band, o, logsumexp)
         ctx.step = step

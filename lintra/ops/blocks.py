@@ -1,4 +1,5 @@
-"""Exact attention of blocks of queries to blocks of keys named in lists: no score outside of them is made.
+"""Exact attention of blocks of queries to blocks of keys named in lists: no score outside of them is
+computed.
 
 Zaheer et al. 2020, arXiv:2007.14062, appendix D. Every block of queries has a list of blocks of keys for each
 key-value head, which are gathered and read at once. Letters: b batch, t queries, s keys, h heads, g key-value
@@ -33,8 +34,8 @@ def block_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Attention of every query to the `visible` keys of the blocks on its own block's list; 0 without any.
 
-    Block j has the places j c .. (j + 1) c - 1, c = `block`. An entry that is not `listed` counts for nothing
-    but must name a block; one that is there twice counts twice. `own` makes it causal: one more block, of
+    Block j has the places j c .. (j + 1) c - 1, c = `block`. An entry that is not `listed` is ignored
+    but must name a block; a block listed twice counts twice. `own` makes it causal: one more block, of
     which the query at offset i sees the keys at offsets up to i. `scale` multiplies q . k and has no unit
     (default d**-0.5); dropout drops weights. Memory O(t l c), in C++ O(t + s). Raises ValueError
     unless t and s are multiples of c.
@@ -87,7 +88,7 @@ def random_ranks(
 ) -> Int[Tensor, "b g n r"]:
     """r different numbers in 0 .. others - 1 for each row, uniform; any at all once `others` have been taken.
 
-    They depend on the seeds, below 2^32, on the number of the row and on `others`: on nothing that is stored
+    They depend on the seeds, below 2^32, on the number of the row and on `others` alone: nothing is stored
     for a longest sequence.
     """
     taken = seeds.new_empty(*row.shape[:1], seeds.shape[0], row.shape[1], 0)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of ops, with the same words everywhere."""
+"""Checks of the arguments of ops, with the same messages everywhere."""
 
 from typing import Any
 
@@ -72,9 +72,9 @@ def qkv(
     same_length: bool,
     value_heads: str = "g",
 ) -> None:
-    """Raise unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
+    """Raise unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] fit together.
 
-    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is demanded.
+    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is required.
     value_heads: the letter of v's heads, another one where they may differ from those of k.
     """
     shape("q", q, "b t h d", sizes)
@@ -89,7 +89,7 @@ def qkv(
 
 
 def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], value_heads: str = "g") -> None:
-    """Raise unless k [b s g d], v [b s g e] and their mask [b s] go together."""
+    """Raise unless k [b s g d], v [b s g e] and their mask [b s] fit together."""
     shape("k", k, "b s g d", sizes)
     floating("k", k)
     shape("v", v, f"b s {value_heads} e", sizes)
@@ -123,7 +123,7 @@ def transforming(*tensors: Tensor) -> bool:
 
 def readable(*tensors: Tensor | None) -> bool:
     """Return whether looking at values costs nothing and is possible: not on a GPU, not while a graph is
-    being made and not inside a transform. None is no obstacle."""
+    being made and not inside a transform. A tensor that is None does not matter."""
     given = [x for x in tensors if x is not None]
     return all(x.device.type == "cpu" and has_values(x) and not transformed(x) for x in given)
 

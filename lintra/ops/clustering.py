@@ -19,7 +19,8 @@ from lintra.ops.padding import put_last
 def sign_codes(
     x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"], bias: Float[Tensor, "h n"] | None = None
 ) -> Float[Tensor, "b h t n"]:
-    """On which side of each plane a vector lies, as 1 and -1: a . b = n - 2 (the Hamming distance).
+    """Return the side of each plane on which a vector lies, as 1 and -1: a . b = n - 2 (the Hamming
+    distance).
 
     plane . x + bias >= 0. Without a bias all planes go through 0, and only the direction of x counts.
     float32, which holds these sums exactly; without gradient.
@@ -40,10 +41,10 @@ def cluster(
 ) -> Int[Tensor, "b h t"]:
     """The cluster of every token, by `iterations` rounds of Lloyd's algorithm in Hamming distance.
 
-    The first centroids are codes of real tokens: those of a sample are cut into c runs, and each run gives
-    the one that `draws`, non-negative integers, point at. With fewer real tokens than c each begins as its
-    own cluster. A cluster without members keeps its centroid; of equally near ones the first is taken, and of
-    as many 1 as -1 the 1. Padded tokens have no say; the cluster they are given means nothing.
+    The first centroids are codes of real tokens: the tokens of a sample are cut into c runs, and `draws`,
+    non-negative integers, choose one of each run. With fewer real tokens than c, each begins as its own
+    cluster. A cluster without members keeps its centroid. Of equally near centroids the first is taken, and a
+    tie between 1 and -1 gives 1. Padded tokens have no influence, and the clusters they get mean nothing.
     """
     batch, _, time, bits = codes.shape
     real = torch.ones(batch, time, dtype=torch.bool, device=codes.device) if mask is None else mask
@@ -66,7 +67,7 @@ def member_sums(
     """Return the sum of the rows of x that belong to each cluster; 0 for an empty one."""
     batch, heads, _, width = x.shape
     first = torch.arange(batch * heads, device=x.device).view(batch, heads, 1) * clusters
-    # All in one axis: PyTorch has a faster sum for the first axis than for others.
+    # In one axis, since PyTorch sums the first axis faster than others.
     place = (first + cluster).reshape(-1, 1).expand(-1, width)
     sums = x.new_zeros(batch * heads * clusters, width).scatter_add(0, place, x.reshape(-1, width))
     return sums.view(batch, heads, clusters, width)

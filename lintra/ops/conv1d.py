@@ -43,13 +43,14 @@ def causal_conv1d(
     """Convolution of each channel with itself over the last w tokens, from a state and to a state.
 
     x [b t c], weight [c w] (the last column for the token itself), bias [c] -> y [b t c] in x's dtype and the
-    last w - 1 inputs [b w-1 c], float32 (float64 for float64 inputs), the latest behind. `state` holds those
+    last w - 1 inputs [b w-1 c], float32 (float64 for float64 inputs), the latest last. `state` holds those
     before x (None: zeros). `activation="silu"` is applied to the sum. `mask` [b t] is True for real tokens:
-    padded ones are no inputs, and their y is 0. With `cu_seqlens` [n+1] n sequences are packed one behind the
-    other, b = 1 and states are [n w-1 c]. A `layout` of x says both for a caller that has validated all.
+    padded ones are no inputs, and their y is 0. With `cu_seqlens` [n+1] n sequences are packed one after the
+    other, b = 1 and states are [n w-1 c]. A `layout` of x replaces both for a caller that has validated all.
     impl: "reference" (a loop over tokens), "torch" (every device, differentiable any number of times),
     "native" (C++, CPU) or "auto".
-    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` that is not
+    available here.
     """
     if layout is None:
         (x,) = follow_autocast(x)
@@ -80,7 +81,8 @@ def causal_conv1d(
 
 
 def conv_impl(impl: str) -> Any:
-    """Return the implementation of a convolution beside a recurrence of that `impl`: Triton has none."""
+    """Return the implementation of a convolution beside a recurrence with that `impl`: there is none in
+    Triton."""
     return "auto" if impl == "triton" else impl
 
 
@@ -112,7 +114,7 @@ def causal_conv1d_reference(
 def _shifted(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, layout: Layout, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """A product for each column of the weights, of all tokens at once; padding goes behind real tokens."""
+    """A product for each column of the weights, of all tokens at once; padding goes after real tokens."""
     left = layout.left_align()
     inputs = torch.cat((state, x if left is None else left.gather(x)), 1)
     width, time = weight.shape[1], x.shape[1]

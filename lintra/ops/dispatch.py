@@ -28,7 +28,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in P
 
 
 def _triton() -> str | None:
-    """Return the version of Triton, "" if it goes by another name; None: it is not there."""
+    """Return the version of Triton, "" if it goes by another name, None if it is missing."""
     if find_spec("triton") is None:
         return None
     try:
@@ -40,7 +40,7 @@ def _triton() -> str | None:
 _TRITON = _triton()
 _TRITON_NEEDED = (3, 4)  # earlier ones do not compile all of the kernels
 _CAPABILITY = (8, 0)  # the first with TF32 and bfloat16
-_STATE_MOST = 65_535 * 1_024  # numbers: the programs of a launch along an axis, times what each takes
+_STATE_MOST = 65_535 * 1_024  # numbers: the programs of a launch along an axis, times the numbers of each
 _FEATURES_MOST = 256  # of a recurrence, whose programs hold whole columns of a state
 _warned: set[str] = set()
 
@@ -67,7 +67,7 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
     if impl not in IMPLEMENTATIONS[op]:
         raise ValueError(f"impl must be 'auto' or one of {IMPLEMENTATIONS[op]}, got {impl!r}")
     if impl == "native" and torch.compiler.is_exporting():
-        return impl  # an exported graph names the operator, which need not run here
+        return impl  # an exported graph names the operator, which need not be able to run here
     reason = _why_not(op, impl, tensors)
     if reason is not None:
         raise RuntimeError(f"impl={impl!r} cannot serve {op} here: {reason}")
@@ -80,7 +80,8 @@ def serves(op: str, impl: str, *tensors: Tensor) -> bool:
 
 
 def explain() -> list[ImplementationStatus]:
-    """For every op, what serves float32 tensors on this machine's CPU and GPU and why the others do not."""
+    """Return, for every op, what serves float32 tensors on this machine's CPU and GPU and why the others do
+    not."""
     rows = []
     for op, names in IMPLEMENTATIONS.items():
         chosen = {"CPU": choose(op, "auto")}
@@ -130,7 +131,7 @@ def _why_not_triton(op: str, tensors: Sequence[Tensor]) -> str | None:
             return "it has float32 sums, the tensors are float64; impl='torch' keeps their digits"
         if transformed(x):
             return _NO_TRANSFORMS
-        # Tiles fit at any width; of what is given only kv [b g f e] may be as large as this.
+        # Tiles fit at any width; of the arguments only kv [b g f e] may be as large as this.
         if x.dim() == 4 and x.shape[2] * (x.shape[3] + 1) >= _STATE_MOST:
             return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for one launch over it"
     return _no_gpu_kernels(tensors[0].device if tensors else torch.device("cuda"))
@@ -157,7 +158,7 @@ def _no_gpu_kernels(device: torch.device) -> str | None:
 
 
 def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
-    """Once for each reason, where a GPU is at hand and the kernels that an op has for it are not."""
+    """Warn once for each reason, where there is a GPU but the op's kernels for it are not available."""
     if torch.compiler.is_compiling() or not (tensors and tensors[0].is_cuda):
         return
     if "triton" not in IMPLEMENTATIONS[op]:
@@ -188,9 +189,9 @@ def can_skip_operator(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def can_call_kernels(x: Tensor, *others: Tensor | None) -> bool:
-    """Return whether the C++ kernels can be called as they are: they are here, x has a dtype that they read,
-    and numbers alone are asked for, on the CPU: no gradients, no graphs, no transforms. PyTorch's dispatcher
-    takes longer than the kernels do for one token."""
+    """Return whether the C++ kernels can be called directly: they are available, x has a dtype that they
+    read, and only numbers are needed, on the CPU: no gradients, no graphs, no transforms. PyTorch's
+    dispatcher takes longer than the kernels do for one token."""
     if not eager():
         return False
     recorded = torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""Feature maps: what stands in place of the exponential of softmax. x [... d] -> [... f]."""
+"""Feature maps: replacements for the exponential of softmax. x [... d] -> [... f]."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The tokens or values that stood some places before each one, across padding, packed batches and calls."""
+"""The tokens or values some places before each one, across padding, packed batches and calls."""
 
 import torch
 from jaxtyping import Num
@@ -13,7 +13,7 @@ def look_back(
 ) -> tuple[Num[Tensor, "b t o"], Num[Tensor, "n r"]]:
     """Return for each token those 1 <= places <= r real ones earlier in its sequence, and the last r of all.
 
-    recent: the last r tokens before these, the latest one last. What padded tokens get means nothing.
+    recent: the last r tokens before these, the latest one last. Results at padded tokens mean nothing.
     """
     if layout.packed:
         padded = layout.pad_all()

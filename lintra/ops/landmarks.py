@@ -13,8 +13,8 @@ from torch import Tensor
 from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import take
 
-# The smallest singular value that counts, as a part of the largest. An inverse multiplies what was rounded
-# away: in float32, 1e-7 by a thousand at most; in float64 next to nothing has to be cut off.
+# The smallest singular value that counts, as a part of the largest. An inverse multiplies rounding errors: in
+# float32, 1e-7 by a thousand at most; in float64 next to nothing has to be cut off.
 CUTOFF = {torch.float32: 1e-3, torch.float64: 1e-8}
 
 
@@ -42,7 +42,7 @@ class Segments(NamedTuple):
         return (share @ x.flatten(2)).unflatten(2, x.shape[2:])
 
     def spread(self, y: Float[Tensor, "b m *rest"]) -> Float[Tensor, "b t *rest"]:
-        """To each token what its segment has; anything where padded."""
+        """Return for each token the value of its segment; anything where padded."""
         return take(y, self.index)
 
 
@@ -63,7 +63,7 @@ def segment_means(
 def iterative_inverse(
     a: Float[Tensor, "*b h i j"], iterations: int, *, alone: bool = True
 ) -> Float[Tensor, "*b h j i"]:
-    """Towards the pseudo-inverse of each matrix, by products alone; differentiable.
+    """Approximate the pseudo-inverse of each matrix, by products alone; differentiable.
 
     Begins with a^T / (largest column sum * largest row sum of |a|), the norms of each matrix by itself, or
     the largest among the h of a sample where they are not taken `alone`. An

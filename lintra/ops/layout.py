@@ -1,11 +1,11 @@
-"""Layout of the tokens of a batch: everywhere, where a mask says, or packed one sequence after the other.
+"""Layout of the tokens of a batch: dense, masked, or packed one sequence after the other.
 
 One `Layout` is made where tensors enter a model or a public layer, validated there, and handed down: nothing
 below validates a mask again, counts positions again or looks for the longest sequence again.
 
 In a packed batch the tokens of sequence i are those from cu_seqlens[i] up to cu_seqlens[i+1]; equal
-neighbours are a sequence without tokens. A sequence gives what it gives alone, so none meets another in a
-matrix product: there a NaN would go from one to all.
+neighbours are a sequence without tokens. Each sequence gives the output it gives alone, so no matrix product
+mixes two of them: there a NaN would spread from one to all.
 
 Letters: b rows and t places of a tensor, n sequences; b = n unless the batch is packed, where b = 1.
 k sequences of a bucket and m tokens of its longest.
@@ -37,8 +37,8 @@ class Layout:
     """The places of real tokens in tensors [b t ...], and how many tokens each sequence has before them.
 
     Dense (every place holds a token), padded (`mask` [b t], True for real tokens) or packed (`cu_seqlens`
-    [n+1], b = 1). `seen` [n] counts the tokens before; None: none. `Layout.of` validates; the constructor
-    is for whoever knows.
+    [n+1], b = 1). `seen` [n] counts the tokens before; None: none. `Layout.of` validates; the constructor is
+    for callers whose tensors are validated.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Layout:
         self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen
         self.packed = cu_seqlens is not None
         self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
-        # Of a shard of a packed batch: its first sequence began before it, its last goes on after it.
+        # Of a shard of a packed batch: its first sequence began before it, its last continues after it.
         self.begun, self.unfinished = False, False
         # These places are a rank's shard of sequences; `after` drops it.
         self.shard: SequenceShard | None = None
-        self._made: dict[Any, Any] = {}  # what depends on `seen`
-        self._laid: dict[Any, Any] = {}  # what does not: `after` shares it
+        self._made: dict[Any, Any] = {}  # results that depend on `seen`
+        self._laid: dict[Any, Any] = {}  # results that do not: `after` shares them
 
     @classmethod
     def of(
@@ -88,7 +88,7 @@ class Layout:
         return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
 
     def after(self, seen: Int[Tensor, "n"] | None) -> "Layout":
-        """Return the same places behind `seen` [n] tokens of each sequence (None: none), no rank's shard."""
+        """Return the same places after `seen` [n] tokens of each sequence (None: none), no rank's shard."""
         places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
         layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
         layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
@@ -96,7 +96,7 @@ class Layout:
 
     def reversed(self) -> "Layout":
         """Return the layout of x.flip(1), in which each sequence is read from its end. Raises ValueError
-        behind tokens that were seen."""
+        after tokens that were seen."""
         if self.seen is not None or self.shard is not None:
             raise ValueError("a sequence is read from its end as a whole, not behind a state or in shards")
         return self._once(self._laid, "reversed", self._reversed)
@@ -159,7 +159,7 @@ class Layout:
         return self._once(self._made, ("rope", base), lambda: RotaryEmbedding(self.positions(), base))
 
     def left_align(self) -> LeftAlign | None:
-        """Return how the real tokens of a padded batch are brought to the front; None for any other."""
+        """Return how the real tokens of a padded batch are moved to the front; None for any other."""
         mask = self.mask
         return None if mask is None else self._once(self._laid, "left", lambda: LeftAlign.of(mask))
 
@@ -205,8 +205,8 @@ class Layout:
 
     @staticmethod
     def _once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
-        # A compiler sees for itself what is computed twice, and an object must not change in a block that is
-        # computed again in the backward; and what inference mode makes, no backward may keep.
+        # A compiler sees repeated computation itself, and an object must not change in a block that is
+        # computed again in the backward; and no backward may keep what inference mode makes.
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return make()
         if name not in kept:
@@ -222,7 +222,7 @@ class Padded(NamedTuple):
     """A packed batch as padded ones, and back, each way one indexing.
 
     sequences: those [k] of each bucket. layouts: where their tokens are in [k m ...]. The padded tokens of
-    all buckets lie one behind the other; `place` [t] says where each of the packed ones is there.
+    all buckets lie one after the other; `place` [t] gives the place of each packed token there.
     """
 
     place: Int[Tensor, "t"]
@@ -241,7 +241,7 @@ class Padded(NamedTuple):
         return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return [1 t ...] of [k m ...] of each bucket; what stands in padded places is dropped."""
+        """Return [1 t ...] of [k m ...] of each bucket; padded places are dropped."""
         padded = [part.flatten(0, 1) for part in parts]
         return (padded[0] if len(padded) == 1 else torch.cat(padded)).index_select(0, self.place)[None]
 
@@ -250,8 +250,8 @@ class Padded(NamedTuple):
         return torch.cat(list(parts))[torch.cat(self.sequences).argsort()]
 
     def each(self, function: Callable[..., Tensor], **packed: Tensor) -> Tensor:
-        """Return, packed again, what `function` of a `layout` and the tensors by name, padded, gives for each
-        bucket."""
+        """Return, packed again, the results of `function`, called for each bucket with a `layout` and the
+        tensors by name, padded."""
         parts = {name: self.unpack(x) for name, x in packed.items()}
         return self.pack(
             [
@@ -263,8 +263,9 @@ class Padded(NamedTuple):
     def each_with_state(
         self, function: Callable[..., tuple[Tensor, _State]], state: _State, **packed: Tensor | None
     ) -> tuple[Tensor, _State]:
-        """Return what `function` of a `layout`, a `state` and the tensors by name, padded, gives for each
-        bucket: y, packed again, and the states in the order of the batch.
+        """Return the results of `function`, called for each bucket with a `layout`, a `state` and the tensors
+        by name,
+        padded: y, packed again, and the states in the order of the batch.
 
         A state is a tensor [n ...] or a NamedTuple of such. A tensor that is None is passed on as None."""
         parts = {name: None if x is None else self.unpack(x) for name, x in packed.items()}
@@ -298,7 +299,7 @@ def sequence_bounds(number: Int[Tensor, "b t"]) -> Int[Tensor, "bounds"]:
 def _pad_all(cu_seqlens: Tensor, time: int) -> Padded:
     """One bucket of all sequences in their order.
 
-    Where values cannot be read, while a graph is made, the longest may be all of the batch."""
+    Where values cannot be read, while a graph is made, the longest is taken to be the whole batch."""
     lengths = cu_seqlens.diff()
     longest = int(lengths.max()) if checks.has_values(lengths) and len(lengths) else time
     every = torch.arange(len(lengths), device=lengths.device)

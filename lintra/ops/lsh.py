@@ -1,9 +1,9 @@
 """Attention among tokens that hash alike: Kitaev et al. 2020, "Reformer", arXiv:2001.04451, section 2.
 
 Each round hashes every token by the direction of its vector, sorts the tokens by (bucket, place) and cuts the
-sorted row into chunks; a query sees the keys in its own chunk and in those beside it. What the rounds give is
-joined by their log-sum-exps. Queries and keys are one vector u: a key is u at length 1, and a token sees
-itself only where it sees nothing else, unless `see_self`.
+sorted row into chunks; a query sees the keys in its own chunk and in those beside it. The results of the
+rounds are joined by their log-sum-exps. Queries and keys are one vector u: a key is u at length 1, and a
+token sees itself only where it sees nothing else, unless `see_self`.
 
 Padded tokens sort behind all others, so that every real one has the rank it would have alone. On the CPU the
 tokens are sorted in PyTorch, and chunks attend to each other in C++, no score kept.
@@ -237,7 +237,7 @@ def lsh_attention(
     `bucket` decides what is seen and has no gradient; of that, `allowed` says which keys (columns) each query
     (row) may see, and one that sees nothing then gets 0. exact_union: the softmax over all keys that some
     round sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has
-    no unit. What stands in padded places of u and v must be finite.
+    no unit. Padded places of u and v must be finite.
     """
     sizes: dict[str, int] = {}
     for name, x, letters in (("u", u, "b t h d"), ("v", v, "b t h e"), ("bucket", bucket, "b t h r")):

@@ -1,4 +1,4 @@
-"""Means over time with a weight for every pair of places that are near: what AFT-local sums.
+"""Means over time with a weight for every pair of places that are near: the sums of AFT-local.
 
     sum_ts exp(k_s + w_ts) [v_s, 1]      w_ts = 0 unless |t - s| < window
 

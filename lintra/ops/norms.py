@@ -1,4 +1,4 @@
-"""Norms of heads: of queries and keys before a recurrence, and with a gate behind it."""
+"""Norms of heads: of queries and keys before a recurrence, and after it, with a gate."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def gated_norm(
     """norm(y) * activation(gate) in the dtype of y [b t h e]; gate [b t h*e], the weight of the norm [e].
 
     The norm is that of the mean square of each head: Zhang and Sennrich 2019, arXiv:1910.07467. With `centre`
-    the mean of the head is taken away first, which makes it GroupNorm: Wu and He 2018, arXiv:1803.08494."""
+    the mean of the head is subtracted first, which makes it GroupNorm: Wu and He 2018, arXiv:1803.08494."""
     if centre:
         y = y - y.mean(-1, keepdim=True)
     if norm:

@@ -1,7 +1,7 @@
 """Kernels as PyTorch operators: autograd, torch.compile, shapes without data.
 
 Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives, vmap and
-the other transforms are not offered here: `impl="torch"` of an op has them.
+the other transforms are not supported here: `impl="torch"` of an op has them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +42,7 @@ def define(
 
 
 def refuse_double_backward(op: str, impl: str) -> Callable[..., Any]:
-    """Return a gradient of a backward operator that refuses: there are no second derivatives."""
+    """Return a gradient of a backward operator that raises: there are no second derivatives."""
 
     def no_double_backward(ctx, *_):
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Padding made zero, or moved behind the real tokens where their places matter: it is then absence."""
+"""Padding made zero, or moved after the real tokens where places matter."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,22 +18,22 @@ class LeftAlign(NamedTuple):
     @classmethod
     def of(cls, mask: Bool[Tensor, "b t"]) -> "LeftAlign":
         count, places = mask.sum(1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
-        # Counted, not sorted: a real token goes behind those before it, a padded one behind all real ones.
+        # Counted, not sorted: a real token goes after the earlier real ones, a padded one after all of them.
         inverse = torch.where(mask, mask.cumsum(1), count + (~mask).cumsum(1)) - 1
         order = torch.zeros_like(inverse).scatter(1, inverse, places.expand_as(inverse))
         return cls(order, inverse, places < count)
 
     def gather(self, x: Tensor) -> Tensor:
-        """x [b t ...], the padded places zero whatever stood there."""
+        """x [b t ...], the padded places zero whatever they held."""
         return zero_padding(self.mask, take(x, self.order))[0]
 
     def restore(self, y: Tensor) -> Tensor:
-        """y [b t ...] in the places the tokens had; padded places are zero."""
+        """y [b t ...] in the tokens' original places; padded places are zero."""
         return take(zero_padding(self.mask, y)[0], self.inverse)
 
 
 def connected_zeros(shape: Sequence[int], *inputs: Tensor) -> Tensor:
-    """Return zeros of the last input's dtype that depend on all inputs, which thus have gradients: training
+    """Return zeros of the last input's dtype that depend on all inputs, so that all have gradients: training
     in several processes waits for those of every parameter."""
     y = inputs[-1].new_zeros(shape)
     for x in inputs:
@@ -42,14 +42,14 @@ def connected_zeros(shape: Sequence[int], *inputs: Tensor) -> Tensor:
 
 
 def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there does not survive."""
+    """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there is removed."""
     if mask is None:
         return tensors
     return tuple(x.masked_fill(~expand_mask(mask, x), 0) for x in tensors)
 
 
 def expand_mask(mask: Bool[Tensor, "b t"], x: Tensor) -> Tensor:
-    """Return the mask with axes of size 1 behind its own, so that it broadcasts with x [b t ...]."""
+    """Return the mask with axes of size 1 after its own, so that it broadcasts with x [b t ...]."""
     return mask.reshape(*mask.shape, *[1] * (x.dim() - 2))
 
 

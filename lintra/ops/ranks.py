@@ -1,7 +1,7 @@
 """Messages between the processes that each hold a shard of the same sequences.
 
-Of a group of R processes of torch.distributed rank r holds the r-th shard. What a shard needs of the ones
-before it comes in one of three ways, each with a backward of its own:
+Of a group of R processes of torch.distributed, rank r holds the r-th shard. A shard gets what it needs of the
+earlier ones in one of three ways, each with its own backward:
 
     scan      states that compose, x -> A x + s: the composition of all earlier shards, in log2 R messages
     halo      the last places of the shards before: a message from each of the nearest ranks, without a chain
@@ -36,21 +36,21 @@ class Ranks:
         self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
         self.bytes_sent = 0
         self._number = next(_NUMBERS)  # in _under_way
-        self._releasable = 0  # how many of what is there the last `release_sent` has seen
-        self.record: list[list[Tensor]] | None = None  # where what comes in is put
-        self.replay: Iterator[list[Tensor]] | None = None  # what comes in, where it has before
+        self._releasable = 0  # how many of them the last `release_sent` has seen
+        self.record: list[list[Tensor]] | None = None  # where received tensors are recorded
+        self.replay: Iterator[list[Tensor]] | None = None  # tensors received before, to be replayed
 
     def __deepcopy__(self, memo: Any) -> "Ranks":
         """Return the same processes: a copy of a model has its shards on them, too."""
         return self
 
     def record_or_replay(self, record: list[list[Tensor]], *, replays: bool) -> AbstractContextManager[None]:
-        """Have what comes in within this context put into `record` or, where it replays, taken from there:
+        """Record received tensors in `record` within this context or, where it replays, take them from there:
         for layers that are computed again in the backward, each time that it is entered."""
         return _RecordOrReplay(self, record, replays)
 
     def recorded(self, receive: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Return what comes in, or what is recorded of the first time."""
+        """Return the received tensors, or those recorded the first time."""
         if self.replay is not None:
             return next(self.replay)
         found = receive()
@@ -67,7 +67,7 @@ class Ranks:
             self.bytes_sent += x.nbytes
 
     def release_sent(self) -> None:
-        """Let go of what was sent before the last call.
+        """Release the tensors sent before the last call.
 
         All ranks call this after a collective in each pass of a model: by then all of that has been received.
         gloo reports so only where it is waited for."""
@@ -94,7 +94,7 @@ class Ranks:
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return what each rank has, of one shape on all of them, without a gradient."""
+        """Return each rank's tensor, of one shape on all of them, without a gradient."""
         return self.recorded(lambda: self._gather(x.detach().contiguous()))
 
     def _gather(self, x: Tensor) -> list[Tensor]:
@@ -146,7 +146,7 @@ def compose(transition: Tensor | None, x: Tensor) -> Tensor:
 
 
 def compose_transitions(late: Tensor | None, early: Tensor) -> Tensor:
-    """Return the transition of two shards, one behind the other."""
+    """Return the transition of two shards, one after the other."""
     assert late is not None, "a rank between the first and the last has a transition"
     return late @ early if late.dim() == 4 else late * early
 
@@ -213,7 +213,7 @@ class _Scan(torch.autograd.Function):
 
 def _nearest(ranks: Ranks, hops: int, places: tuple[Tensor, ...]) -> list[Tensor]:
     """The places of so many ranks before, nearest first."""
-    for hop in range(1, hops + 1):  # first all that is sent: nobody waits for who waits
+    for hop in range(1, hops + 1):  # send everything first, so that no rank waits for one that waits
         if ranks.rank + hop < ranks.size:
             for x in places:
                 ranks.send(x, ranks.rank + hop)

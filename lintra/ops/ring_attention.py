@@ -1,9 +1,9 @@
-"""Exact causal softmax attention over sequences in shards on several ranks: keys and values go round.
+"""Exact causal softmax attention over sequences in shards on several ranks: keys and values travel in a ring.
 
 Every rank has the queries of its shard. The keys and values of the earlier shards come to it one block after
 the other, from the rank before, and are passed on; results over blocks are joined by their log-sum-exp
 (`lintra.ops.softmax_attention`). Blocks of later shards are never seen, and never sent. The backward passes
-the blocks again, and sends what it finds of their gradients to the ranks that have them. Scores are computed
+the blocks again, and sends its part of their gradients to the ranks that own them. Scores are computed
 a few rows at a time, with p the weights, L the log-sum-exp of a query over all blocks,
 
     p = exp(s - L)      dv += p^T do      ds = p (do v^T - do . o)

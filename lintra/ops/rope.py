@@ -7,7 +7,7 @@ from torch import Tensor
 
 def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tensor, "b t half"]:
     """Return position * base^(-2i/width) for i below width / 2, in radians."""
-    # float64 where there is one: at position 65,536 a float32 angle is already off by 0.004 radian.
+    # float64 where supported: at position 65,536 a float32 angle is already off by 0.004 radian.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
     exponent = torch.arange(width // 2, dtype=dtype, device=position.device) * (-2 / width)
     return position[..., None].to(dtype) * base**exponent

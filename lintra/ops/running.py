@@ -1,4 +1,4 @@
-"""Sums over time of exp(k) v and exp(k), channel by channel, of everything or of everything so far.
+"""Sums over time of exp(k) v and exp(k), channel by channel, of the whole sequence or of each prefix.
 
 Each is kept times exp(-highest), where highest is the largest key summed up to that token: no key overflows,
 and none that comes later makes an earlier sum vanish. The largest key so far acts as a decay,
@@ -64,7 +64,7 @@ def running_sums(
     weight = _weight(k, highest[:, 1:], mask)
     added = torch.stack((weight * v, weight), 2)  # [b t 2 g d]
     first = torch.stack(state[:2], 1)[:, None]
-    # The state is a token before the first one, with nothing to decay.
+    # The state acts as a token before the first one, with nothing to decay.
     decay = torch.cat((torch.ones_like(highest[:, :1]), decay), 1)[:, :, None]
     sums = decayed_sum(torch.cat((first, added), 1), decay)[:, 1:]
     return ExpSums(sums[:, :, 0], sums[:, :, 1], highest[:, 1:])

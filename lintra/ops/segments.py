@@ -1,4 +1,4 @@
-"""Exact attention within segments of a sequence and to what lies on both sides of the own one.
+"""Exact attention within segments of a sequence and to places on both sides.
 
 Zhu et al. 2021, arXiv:2107.02192, "segment-wise sliding window". All queries of a segment see the same keys,
 so that a block has no corners to hide. Letters: b batch, t queries and keys, h heads, g key-value heads,
@@ -53,7 +53,7 @@ def segment_attention_reference(
     visible: Bool[Tensor, "b t"] | None = None,
     scale: float | None = None,
 ) -> PartialAttention:
-    """The definition, O(t^2): every score, then what lies too far from the segment struck out."""
+    """The definition, O(t^2): every score, then those too far from the segment masked."""
     places, r = torch.arange(q.shape[1], device=q.device), q.shape[2] // k.shape[2]
     start = (places // segment * segment)[:, None]
     seen = (places >= start - side) & (places < start + segment + side)

@@ -1,7 +1,7 @@
-"""A rank's shard of sequences: how far they have come before it, and what layers get from there.
+"""A rank's shard of sequences: the tokens before it, and what layers receive from earlier ranks.
 
 Ranks exchange once, before the first layer, how many tokens of each sequence they hold and where packed
-sequences end. Later messages need not repeat it: every rank knows how many tokens of each sequence stand
+sequences end. Later messages need not repeat it: every rank knows how many tokens of each sequence come
 before each shard, and over how many ranks the last ones are spread.
 """
 
@@ -20,7 +20,7 @@ from lintra.ops.ranks import Ranks
 
 class Span(NamedTuple):
     """Contents of a rank's shard: places [t]; real tokens of its last sequence, of each row; whether the
-    first one began before it; whether its last one goes on behind it; whether they are one."""
+    first one began before it; whether its last one continues after it; whether they are the same."""
 
     time: int
     counts: list[int]
@@ -32,27 +32,27 @@ class Span(NamedTuple):
 class SequenceShard:
     """A shard of sequences that begin on earlier ranks, seen from within a layer.
 
-    What is kept of a shard is that of its last sequence, and what comes in is for its first one. They are the
-    same but in a packed batch, of which the last sequence runs first (`last`), stashes what it has here, and
-    the first one (`first`) exchanges it for what it needs."""
+    What a shard passes on is that of its last sequence, and what it receives is for its first one. They are
+    the same except in a packed batch: there the last sequence runs first (`last`) and stashes what it passes
+    on, and the first one (`first`) exchanges that for what it needs."""
 
     def __init__(self, ranks: Ranks, spans: list[Span]):
         self.ranks, self.spans = ranks, spans
-        # Whether others get what these tokens have; whether these get what earlier ones have.
+        # Whether these tokens pass something on; whether they receive something.
         self.sends = self.receives = True
         self._stashed: list[list[Tensor]] = []
         self._parts: tuple[Layout, Layout | None, Layout | None] | None = None
         rank = ranks.rank
         self.chain = self.chain_of(rank)
         self.readers = [r for r in range(rank + 1, ranks.size) if rank in self.chain_of(r)]
-        self.continues = spans[rank].unfinished and rank + 1 < ranks.size  # the next rank goes on
+        self.continues = spans[rank].unfinished and rank + 1 < ranks.size  # the next rank continues it
         self.between = 0 < rank < ranks.size - 1
         counts = [torch.tensor(spans[p].counts) for p in self.chain]
         self.seen = sum(counts, torch.zeros(len(spans[rank].counts), dtype=torch.int64))  # [b], on the CPU
 
     @classmethod
     def of(cls, ranks: Ranks, layout: Layout) -> "SequenceShard":
-        """Return the shard of which `layout` is. All ranks must call this at the same time.
+        """Return the shard that `layout` describes. All ranks must call this at the same time.
 
         Raises ValueError, on all of them, unless they have shards of the same sequences."""
         last = layout.time
@@ -93,7 +93,7 @@ class SequenceShard:
         return found
 
     def first(self, layout: Layout, *, alone: bool) -> Layout:
-        """Return the layout of the first sequence, behind what there is of it on earlier ranks; `alone`: it
+        """Return the layout of the first sequence, after its part on earlier ranks; `alone`: it
         is the last one too."""
         layout = layout.after(self.seen.to(layout.device))
         layout.shard = self if alone else self._part(sends=False, receives=True)

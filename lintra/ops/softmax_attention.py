@@ -81,17 +81,18 @@ def fused_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h i e"]:
-    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores. Inside torch.func
-    and in forward mode, of which these kernels know a part, all scores are kept, and in a backward pass that
-    is to be differentiated itself: there, with dropout, it is the kernel that refuses."""
+    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores. All scores are
+    kept inside torch.func and in forward mode, which these kernels support in part, and in a backward pass
+    that is itself to be differentiated; there, with dropout, the kernel raises."""
     if not q.numel() or not k.numel():
         return connected_zeros((*q.shape[:3], v.shape[3]), q, k, v)
     blind = None
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)
-        # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
+        # A softmax over nothing is NaN: a row that sees nothing is shown everything and its result is
+        # dropped.
         visible = visible | blind
-    if scale is not None and scale <= 0:  # PyTorch scales what it hid too: -inf times 0 is NaN
+    if scale is not None and scale <= 0:  # PyTorch scales the masked scores too: -inf times 0 is NaN
         q, scale = q * scale, 1.0
     options = {
         "attn_mask": visible,
@@ -136,7 +137,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
 
 
 def merge_lse(one: PartialAttention, *others: PartialAttention) -> PartialAttention:
-    """Attention over the union of disjoint sets of keys. In any order the same; a set may be empty."""
+    """Attention over the union of disjoint sets of keys. The order does not matter; a set may be empty."""
     for other in others:
         highest = torch.maximum(one.logsumexp, other.logsumexp).detach()
         highest = highest.masked_fill(highest == -math.inf, 0.0)

@@ -1,8 +1,8 @@
 """Softmax attention to some of the keys in C++, as operators of PyTorch: no score is kept.
 
 Bands, segments and listed blocks are kinds of one operator, `lintra::softmax`; another, which
-`lintra.ops.lsh` registers, reads tokens in sorted chunks. They run where numbers and first derivatives are
-asked for; a backward pass that is to be differentiated itself goes by way of all scores.
+`lintra.ops.lsh` registers, reads tokens in sorted chunks. They run where only values and first derivatives
+are needed; a backward pass that is itself to be differentiated computes all scores.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,7 @@ def map_state(function: Any, state: State, *others: State) -> State:
     """Return a state of the same form with `function` applied to every tensor, as in `map`.
 
     `map_state(lambda x: x[index], state)` reorders the batch (beam search); `x.detach()`, `x.to(device)` and
-    `x.clone()` go the same way.
+    `x.clone()` work the same way.
     """
     if isinstance(state, Tensor):
         return function(state, *others)

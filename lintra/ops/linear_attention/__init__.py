@@ -76,11 +76,12 @@ def linear_attention(
     a decay for every feature, [b s g f], log_input [b s g]; both are natural logarithms. beta [b s g] (no
     unit, usually in [0, 1], for reflections up to 2) makes it the delta rule, which has no denominator:
     normalize=False. `scale` (no unit; None: 1) multiplies y.
-    `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for real tokens:
+    `state` is the state before (None: empty), and its dtypes are kept. `mask` [b s] is True for real tokens:
     padded ones count as zero features and do not decay the state, and when causal their y is 0.
-    `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one behind the other, b = 1, s = t, and
-    the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they lie,
-    the others padded, in buckets of similar length. A `layout` of k says both for a caller that has validated
+    `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one after the other, b = 1, s = t, and
+    the states are [n g ...]; each sequence has the output it has alone. "native" and "triton" read them in
+    place, the others padded, in buckets of similar length. A `layout` of k replaces both for a caller that
+    has validated
     everything: nothing is checked again.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
@@ -91,10 +92,11 @@ def linear_attention(
     every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; with beta or a decay for every
     feature q and k of at most 256) or "auto". A log_decay of -inf, which empties the state, needs beta or a
     decay for every feature.
-    inplace: the caller drops `state`. The C++ kernels then write the state after a single token over it, with
-    beta or a decay for every feature and no denominator, and return it, if it is contiguous and of the dtype
-    that sums have; any other state, and all else, is left as it is.
-    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
+    inplace: the caller no longer needs `state`. The C++ kernels then write the state after a single token
+    over it, with beta or a decay for every feature and no denominator, and return it, if it is contiguous and
+    has the dtype of sums; in all other cases the state is left as it is.
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` that is not
+    available here.
     """
     if layout is None:
         q, k, v = follow_autocast(q, k, v)
@@ -171,7 +173,7 @@ def _prepare(
     causal: bool,
     feature_map: FeatureMapName | None,
 ) -> LinearAttentionInputs:
-    """Features in the sum dtype, padded places zero whatever stood there, NaN included.
+    """Features in the sum dtype, padded places zero whatever they held, NaN included.
 
     Padding is selected away on both sides of the feature map: before it so that no NaN meets a gradient,
     after it because a feature map may send 0 to something else.

@@ -54,9 +54,9 @@ def linear_attention_chunked(
         log_decay = None if log_decay is None else into_chunks(log_decay, c)
         weight = log_input[..., None, :].expand(*log_input.shape, c)
         weight = weight if log_decay is None else weight + _faded(log_decay)
-        # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
+        # Masked before the exponential: after it, inf * 0 would be NaN in the gradient.
         scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
-        added_k = k * weight[..., -1, :, None].exp()  # what the last token sees is what the state keeps
+        added_k = k * weight[..., -1, :, None].exp()  # the state keeps what the last token sees
         if log_decay is not None:
             elapsed = log_decay.cumsum(-1)  # [b g n c]
             q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
@@ -168,7 +168,7 @@ def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n
     """Cut time into chunks of `c`, the last one filled with zeros (which add nothing to any sum)."""
     t = x.shape[1]
     n = (t + c - 1) // c
-    if not isinstance(t, int):  # in an exported graph of any length, that n c = t + missing cannot be proved
+    if not isinstance(t, int):  # n c = t + missing cannot be proved in an exported graph of any length
         places = torch.arange(n * c, device=x.device)
         behind = (places >= t).reshape(-1, *[1] * (x.dim() - 2))
         x = x.index_select(1, places.clamp(max=t - 1)).masked_fill(behind, 0.0)
@@ -193,8 +193,8 @@ def scan_chunks(
 ) -> Float[Tensor, "b g m f e"]:
     """Return the states before each chunk and after the last, where chunks fade by feature or all alike.
 
-    Where n is a symbol, in an exported graph of any length, nothing can walk through the chunks: every state
-    is then a sum over all of them, each as far as it has faded, O(n^2)."""
+    Where n is a symbol, in an exported graph of any length, nothing can loop over the chunks: every state is
+    then a sum over all of them, each decayed as far as it has, O(n^2)."""
     if isinstance(added.shape[2], int):
         states = [start]
         # Not by index: the gradient of each would be an array for all chunks.
@@ -207,7 +207,7 @@ def scan_chunks(
 
 
 def fading(log_decay: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c c"]:
-    """Return what is left at each token of every earlier one; 0 of a later one."""
+    """Return the part that is left at each token of every earlier one; 0 for later ones."""
     c = log_decay.shape[-1]
     future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu(1)
     return _faded(log_decay).masked_fill(future, -math.inf).exp()

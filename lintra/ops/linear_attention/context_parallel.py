@@ -1,11 +1,11 @@
-"""Shards of longer sequences on several ranks: every rank says what its shard does to a state.
+"""Shards of longer sequences on several ranks: every rank computes the effect of its shard on a state.
 
     kv_out = D_n .. D_1 kv_in + sum_t D_n .. D_{t+1} exp(log_input_t) k_t v_t^T         the sum
     kv_out = M_n .. M_1 kv_in + kv_n from 0,   M_t = (I - beta_t k_t k_t^T) D_t         the delta rule
 
-A sequence that begins on a rank leaves a state there, which its outputs give anyway. Of others a pass
-without outputs says what they add, before the state that comes in is known: a sum without decay takes one
-query for it, the delta rule runs from the state [0 I] with the values [v 0], which gives what is added and,
+A sequence that begins on a rank leaves a state there, which computing its outputs gives anyway. For others a
+pass without outputs finds what they add, before the incoming state is known: a sum without decay needs one
+query for it, the delta rule runs from the state [0 I] with the values [v 0], which gives the addition and,
 beside it, the product of all M_t. Only ranks that have others on both sides need that product.
 """
 
@@ -36,8 +36,8 @@ def attend_shard(
 ) -> tuple[Tensor, LinearState]:
     """Return y [b t h e] of the tokens of `layout.shard`, and the state after them.
 
-    attend: `lintra.ops.linear_attention`, whose validated arguments the others are; `state` gives dtypes and
-    form alone."""
+    attend: `lintra.ops.linear_attention`, which takes the other, validated arguments; `state` gives dtypes
+    and form alone."""
     shard = layout.shard
     assert shard is not None
     log_decay, beta = given["log_decay"], given["beta"]

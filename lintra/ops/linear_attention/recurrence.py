@@ -1,6 +1,6 @@
 """The recurrences without a denominator in their kernels: decays of every feature, and the delta rule.
 
-Where a denominator is asked for, it is a column of ones in v. `reference` has the formulas, `chunked` plain
+A denominator, where requested, is a column of ones in v. `reference` has the formulas, `chunked` plain
 PyTorch, `native` the C++ kernels for the CPU, `triton_recurrence` those for NVIDIA GPUs.
 """
 
@@ -64,7 +64,7 @@ def recur(
         out = kv if inplace and q.shape[1] == 1 and kv is state.kv and kv.is_contiguous() else None
         y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False, out=out)
         if out is not None:
-            torch.autograd.graph.increment_version(out)  # what a graph kept of it is refused, not misread
+            torch.autograd.graph.increment_version(out)  # a graph that kept it now raises
             return y.to(dtype), state
     elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
@@ -73,7 +73,7 @@ def recur(
         y, kv = _in_pytorch(q, k, v, log_decay, beta, kv, layout, chunk, chosen == "reference")
         y = y * inner
     z = state.z
-    if kv is state.kv:  # no token came: a state that is given back is never the caller's
+    if kv is state.kv:  # no token came: the returned state must not be the caller's
         kv = kv.clone()
     if normalize:
         kv, z = kv[..., :-1].contiguous(), kv[..., -1].contiguous()
@@ -84,7 +84,7 @@ def recur(
 def same_heads(*heads: Tensor) -> list[Tensor]:
     """Repeat the heads of tensors [b t h d] until they have as many as the second or the third has.
 
-    A single head is read again where it lies: no kernel minds strides of 0."""
+    A single head is expanded without a copy: every kernel takes strides of 0."""
     g = max(x.shape[2] for x in heads[1:3])
     return [
         x.expand(-1, -1, g, -1) if x.shape[2] == 1 else x.repeat_interleave(max(1, g // x.shape[2]), 2)

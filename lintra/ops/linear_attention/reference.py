@@ -1,4 +1,4 @@
-"""Linear attention by its definition, with a state that goes in and comes out.
+"""Linear attention by its definition, from a state and to a state.
 
     kv_t = exp(log_decay_t) kv_{t-1} + exp(log_input_t) phi(k_t) v_t^T
     z_t  = exp(log_decay_t) z_{t-1}  + exp(log_input_t) phi(k_t)
@@ -144,6 +144,6 @@ def recurrence_reference(
 
 
 def divide(numerator: Float[Tensor, "b t h e"], denominator: Float[Tensor, "b t h"]) -> Tensor:
-    """Return the ratio; 0 where there is nothing to divide by, with no gradient there."""
+    """Return the ratio; 0 where the denominator is 0, with no gradient there."""
     nothing = (denominator == 0)[..., None]
     return (numerator / denominator[..., None].masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)

@@ -53,16 +53,17 @@ def selective_scan(
     the last token in float32 (float64 for float64). B and C may be [b t g n], where g divides c: channel j
     reads group j // (c / g). A [c n], finite, is a rate for each unit of delta: a state decays where it is
     negative and grows where it is positive. A, D and dt_bias [c] are of any floating dtype. `state` [b c n]
-    is what came before (None: zeros) and is not changed. `mask` [b t] is True for real tokens: padded ones
+    is the state before (None: zeros) and is not changed. `mask` [b t] is True for real tokens: padded ones
     leave the state as it was, and their y is 0. `cu_seqlens` [m+1] (`lintra.ops.layout`): m sequences are
-    packed one behind the other, b = 1, and the states are [m c n]; each gives what it gives alone. A
-    `layout` of u says both for a caller that has validated everything: nothing is checked again.
+    packed one after the other, b = 1, and the states are [m c n]; each sequence has the output it has alone.
+    A `layout` of u replaces both for a caller that has validated everything: nothing is checked again.
     Tensors [b t c] may have any strides: "native" reads them without a copy where channels or time are
     contiguous, and lays y out like u.
     chunk: tokens that `impl="torch"` has in memory at once, [b chunk c n]; changes speed, not the result.
     impl: "reference" (token by token), "torch" (every device), "native" (C++, CPU) or "auto".
     Gu and Dao 2023, arXiv:2312.00752, section 3.2 and algorithm 2.
-    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` that is not
+    available here.
     """
     if layout is None:
         tokens = (u, dt, B, C) if z is None else (u, dt, B, C, z)
@@ -89,7 +90,7 @@ def selective_scan(
         return selective_scan_native(*inputs, state, *options)[:2]
     with no_autocast(u):
         y, after = _in_pytorch(*inputs, dt_softplus, state, layout, 0 if chosen == "reference" else chunk)
-    # A state that is given back is never the caller's: where no token came, it still would be.
+    # The returned state must not be the caller's, as it would be where no token came.
     return y.to(u.dtype), after.clone() if after is state else after
 
 

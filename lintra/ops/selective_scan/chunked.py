@@ -1,9 +1,9 @@
 """The selective scan in plain PyTorch: chunks one after the other, each a scan over pairs of tokens.
 
 Steps of the recurrence x_t = a_t x_{t-1} + w_t combine associatively: (a, w) after (a', w') is
-(a a', a w' + w) (Blelloch 1990, CMU-CS-90-190, section 1.4). Decays are multiplied and never divided. The
-[b c n] numbers of each token of a chunk are there only while the chunk is at work; where gradients are
-recorded they are computed again in the backward, which keeps the states between chunks.
+(a a', a w' + w) (Blelloch 1990, CMU-CS-90-190, section 1.4). Decays are multiplied and never divided. The [b
+c n] numbers of each token exist only while its chunk is computed; where gradients are recorded they are
+computed again in the backward, which keeps the states between chunks.
 
 Letters as in `reference`, and r channels to a group.
 """

@@ -1,4 +1,4 @@
-"""The selective state space model of Mamba by its definition, with a state that goes in and comes out.
+"""The selective state space model of Mamba by its definition, from a state and to a state.
 
     delta_t = softplus(dt_t + dt_bias)
     x_t = exp(delta_t A) x_{t-1} + delta_t u_t B_t        every channel by itself, n states each
