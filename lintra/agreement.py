@@ -1,4 +1,4 @@
-"""Agreement between processes of torch.distributed: each compares what it has with what the others have."""
+"""Agreement between processes of torch.distributed: each compares its values with the others'."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def check_alike(what: str, own: dict[str, Any], group: "dist.ProcessGroup | None
 
 
 def gather_objects(value: Any, group: "dist.ProcessGroup | None") -> list[Any]:
-    """Return what each rank has given."""
+    """Return the value from each rank."""
     found = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found

@@ -1,8 +1,8 @@
-"""Memory: how much is free, and what a process has freed, kept for its next tensors.
+"""Memory: how much is free, and keeping what a process frees for its next tensors.
 
-The GNU C library takes each block above a threshold from the operating system by itself and gives it back
-when it is freed. So every large tensor costs the clearing of all its pages again, which takes longer than an
-operation of little arithmetic.
+The GNU C library requests each block above a threshold from the operating system separately and returns it
+when it is freed. Every large tensor then costs the clearing of all its pages again, which takes longer than
+an operation with little arithmetic.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import torch
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER, _NONE = -1, 0
 
-# Of the control group that a container is: the limit, what is used of it, and on what; version 2, version 1.
+# Files of a container's control group: the limit, the use, and statistics; version 2, version 1.
 _CONTAINERS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -27,9 +27,9 @@ _CONTAINERS = (
 def keep_freed_memory() -> bool:
     """Make malloc keep freed memory for reuse instead of returning it to the system.
 
-    For programs and not for libraries, as it is a setting of the whole process, whose memory no longer
-    shrinks. Every `lintra` command begins with it. Returns whether it was done: no other C library than
-    GNU's has these settings. mallopt(3)."""
+    For programs, not libraries: it is a setting of the whole process, whose memory no longer shrinks. Every
+    `lintra` command begins with it. Returns whether it was done: only the GNU C library has these settings.
+    mallopt(3)."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -39,7 +39,7 @@ def keep_freed_memory() -> bool:
 def release_freed_memory() -> bool:
     """Return freed memory to the system -> whether it was done. malloc_trim(3).
 
-    For long loops of a process that keeps it: gaps between blocks of many sizes are not always found again.
+    For long loops in a process that keeps it: gaps between blocks of many sizes are not always reused.
     """
     return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).malloc_trim(0))
 

@@ -33,7 +33,7 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     stored: the type of the numbers in the file, such as torch.float16, for a model that computes in float32
     and will again when it is loaded; None: as they are. Large files come in parts (`lintra.io.tensors`).
     The folder appears complete or not at all: what was there before survives a full disk or a killed
-    process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
+    process. Raises Error where `folder` holds something that is not a model of lintra, ValueError where the
     weights do not fit into `stored` or it is no floating type, TypeError for what `load` could not make.
     """
     if not isinstance(model, Model) or _foreign(type(model)):
@@ -50,8 +50,8 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 
 
 def refuse_foreign(config: Any, where: str) -> None:
-    """Raise TypeError that names the place for a configuration with a class in it that is not lintra's: what
-    is saved with it could not be loaded again."""
+    """Raise TypeError that names the place for a configuration with a class in it that is not lintra's: a
+    model saved with it could not be loaded again."""
     if isinstance(config, tuple | list):
         for i, part in enumerate(config):
             refuse_foreign(part, f"{where}[{i}]")
@@ -81,13 +81,13 @@ def refuse_others(folder: Path, *more: str) -> None:
 
 
 def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -> None:
-    """The files of a model into `folder`, which is made. See `save`."""
+    """Write the files of a model into a new `folder`. See `save`."""
     if stored is not None and not stored.is_floating_point:
         raise ValueError(f"stored must be a floating type, as weights are, got {stored}")
     folder.mkdir(parents=True, exist_ok=True)
     tensors, more = model.state_dict(), {}
     if stored is not None:
-        more["dtype"] = "float32"  # that of the model; the file's own is what it holds
+        more["dtype"] = "float32"  # that of the model; the file records its own
         tensors = {name: _narrow(name, x, stored) for name, x in tensors.items()}
     (folder / CONFIG).write_text(describe_model(model.config, **more))
     write_tensors(tensors, folder / WEIGHTS)
@@ -101,7 +101,7 @@ def describe_model(config: Any, **more: Any) -> str:
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
-    """The model in `folder`, of whichever kind, in evaluation mode; of a training run, its newest checkpoint.
+    """Load the model in `folder`, of any kind, in evaluation mode; of a training run, its newest checkpoint.
 
     The name of a model that comes with the library, such as "mnist-small", stands for its folder.
     Raises Error if anything is missing, damaged, of another format or does not fit its configuration,
@@ -149,10 +149,10 @@ def _check_device(device: str | torch.device) -> None:
 
 
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
-    """The model of a configuration with these tensors as its weights; none are initialised first.
+    """Build the model of a configuration with these tensors as its weights; none are initialised first.
 
     Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of
-    several types and types nothing is computed in; ValueError for sizes that no tensor can have.
+    several types and types in which nothing is computed; ValueError for sizes that no tensor can have.
     """
     try:
         with torch.device("meta"):
@@ -230,7 +230,7 @@ def step_of(folder: Path) -> int:
 
 
 def save_state(state: State, file: str | Path) -> None:
-    """A state of generation into one safetensors file, to be resumed elsewhere. Atomic."""
+    """Write a state of generation to one safetensors file, to be resumed elsewhere. Atomic."""
     # Copies: those of a state may share memory, which safetensors refuses.
     leaves = enumerate(attention.leaves(state))
     tensors = {str(i): x.clone(memory_format=torch.contiguous_format) for i, x in leaves}
@@ -238,7 +238,8 @@ def save_state(state: State, file: str | Path) -> None:
 
 
 def load_state(like: State, file: str | Path) -> State:
-    """The state in `file`, of the form of `like`, such as `model.start(batch)`. Raises Error if it is not."""
+    """Load the state in `file`, of the form of `like`, such as `model.start(batch)`. Raises Error if it is
+    not."""
     wanted = list(attention.leaves(like))
     tensors = read_tensors(Path(file), wanted[0].device if wanted else "cpu")
     if tensors.keys() != {str(i) for i in range(len(wanted))}:
@@ -274,7 +275,7 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
 
     Raises ValueError that names the place, which begins with `where`.
 
-    A class says in ABSENT what a field means that an older file does not name, where that is not its default.
+    A class gives in ABSENT the value of a field that an older file lacks, where that is not its default.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be an object, got {fields.shown(content)}")
@@ -337,7 +338,7 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether a config.json is that of a model of ours: other programs have files of the same
+    """Return whether a config.json is that of a lintra model: other programs have files of the same
     names."""
     try:
         content = read_json(file)

@@ -1,4 +1,5 @@
-"""The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
+"""The whole workflow in two minutes: train on real digits in parallel, draw new ones as an RNN, measure,
+look."""
 
 import json
 import shutil
@@ -48,10 +49,10 @@ class Config:
 def run(
     config: Config, *, verbosity: train.Verbosity = "progress"
 ) -> tuple[list[tuple[str, str]], list[Path]]:
-    """Do all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
+    """Run all steps -> the figures (what, how much) and the pictures. Replaces the output of an earlier demo.
     verbosity: how much training prints.
 
-    Raises Error for a run in its folder that is another's.
+    Raises Error for a run in its folder that is not the demo's.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(_best_threads(digits.Config()))
@@ -116,7 +117,8 @@ def disagreement(model: Decoder, tokens: Tensor) -> float:
 
 
 def _best_threads(task: digits.Config) -> int:
-    """All, or one: beside other programs, a network this small would mostly wait for the second."""
+    """Return all threads or one: beside other programs, so small a network would mostly wait for the
+    second."""
     data = task.build()
     model = data.model(linear.Config()).build()
     batch = data.train.__getitems__(range(task.training_preset()["batch"]))

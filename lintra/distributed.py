@@ -40,14 +40,14 @@ def context_parallel(
 ) -> Module:
     """Have a model's `forward` take, on each rank of a mesh of one axis, that rank's shard of every sequence.
 
-    Changes `model` in place, a `Decoder` or a module of one's own around `AttentionLayer`, and returns it.
+    Changes `model` in place, a `Decoder` or a module of your own around `AttentionLayer`, and returns it.
     The result is that of one process with whole sequences. Shards come from `shard`, of tokens, targets and
     masks alike, or for packed batches from `shard_packed`; losses are then sums over the tokens of a rank,
-    and `reduce_gradients` adds what the ranks have. `model.extend` and generation stay as they were; shards
-    behind a state go through `extend` of this module.
-    method: "relay" hands states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
-    "scan" has all ranks exchange what they find of their shards (`lintra.ops.sequence_shard`), where a
-    mechanism can; "auto" takes what is predicted to be faster, which `explain` shows.
+    and `reduce_gradients` adds those of all ranks. `model.extend` and generation stay as they were; shards
+    after a state go through `extend` of this module.
+    method: "relay" passes states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
+    "scan" has all ranks exchange the effects of their shards (`lintra.ops.sequence_shard`), where a mechanism
+    can; "auto" takes the one that is predicted to be faster, which `explain` shows.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
     on all ranks for a model that is not the same on all of them.
@@ -83,7 +83,7 @@ def explain(
     method: Literal["auto", "relay", "scan"] = "auto",
     machine: Machine | None = None,
 ) -> list[Choice]:
-    """Return how each layer of a model would get what stands before a rank's shard, and why.
+    """Return how each layer of a model would get what precedes a rank's shard, and why.
 
     For `rows` sequences of `tokens` over so many ranks; no process is started. machine: speeds to predict
     with, by default rough ones of the model's device. Raises ValueError as `context_parallel` and `shard`
@@ -104,10 +104,10 @@ def extend(
     mask: Bool[Tensor, "b t"] | None = None,
     **extra: Tensor,
 ) -> tuple[Tensor, State]:
-    """Return what `model.extend` gives for this rank's shard x [b t ...] of sequences behind a state, and the
+    """Return what `model.extend` gives for this rank's shard x [b t ...] of sequences after a state, and the
     state after all shards, on every rank.
 
-    model: of `context_parallel`; one of one's own has a method `extend(x, state, mask=...)` that calls those
+    model: of `context_parallel`; one of your own has a method `extend(x, state, mask=...)` that calls those
     of its layers, and takes None for the state before any token. state: before the first shard (None: before
     any token); that of rank 0 counts, and other ranks may leave it out. mask and extra are shards, too.
     Layers hand states from rank to rank, whatever the method of `forward`. Gradients reach the state on
@@ -192,7 +192,8 @@ def _bounds(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
 
 
 def _parts(model: nn.Module) -> list[AttentionLayer | Decoder]:
-    """The parts of a model that know shards. Raises ValueError for a model that cannot be made parallel."""
+    """Return the parts of a model that support shards. Raises ValueError for a model that cannot be made
+    parallel."""
     networks = [x for x in model.modules() if isinstance(x, TransformerBase)]
     others = [x for x in networks if x is not model or type(x) is not Decoder]
     if others:
@@ -210,7 +211,7 @@ def _parts(model: nn.Module) -> list[AttentionLayer | Decoder]:
 
 
 def _check(name: str, attention: Attention, model: nn.Module) -> None:
-    """Raise ValueError unless a layer's state before a token says all of what came before it."""
+    """Raise ValueError unless a layer's state before a token determines all that came before it."""
     parent = model.get_submodule(name.rpartition(".")[0])
     if not isinstance(parent, AttentionLayer):
         raise ValueError(f"{name} must be within a lintra.nn.AttentionLayer, got {type(parent).__name__}")
@@ -231,7 +232,7 @@ def _check_shards(
 ) -> None:
     """Raise ValueError, on all ranks, unless they have shards that the model can extend the state by.
 
-    A shard without tokens is what each rank tries alone: it is refused for whatever does not fit."""
+    Each rank tries a shard without tokens alone, which fails for anything that does not fit."""
     counts, problem, cause = [], None, None
     try:
         layout = Layout.of("x", x, mask)

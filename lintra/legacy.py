@@ -1,8 +1,8 @@
 """Names of lintra 0.1 in today's words: files it wrote keep loading, programs written for it keep running.
 
-Files: `upgrade_config`, `upgrade_run`, `upgrade_training` and `upgrade_tensors` bring what was written as
-format 1 to format 2. Programs: `renamed_attribute`, `renamed_attributes` and `renamed_arguments` take an old
-name for one version more, with a DeprecationWarning that says the new one.
+Files: `upgrade_config`, `upgrade_run`, `upgrade_training` and `upgrade_tensors` convert files of format 1 to
+format 2. Programs: `renamed_attribute`, `renamed_attributes` and `renamed_arguments` accept an old name for
+one more version, with a DeprecationWarning that gives the new one.
 """
 
 import functools
@@ -76,7 +76,7 @@ def accept_old_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: st
 
 
 def renamed_attribute(module: str, names: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module that gives what an old name stands for, with a warning.
+    """Return a `__getattr__` for a module that returns the object of an old name, with a warning.
 
     names: old name -> the object, which has a `__name__`.
     """
@@ -94,7 +94,7 @@ def renamed_attribute(module: str, names: Mapping[str, Any]) -> Callable[[str], 
 def moved_module(old: str, new: str, names: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module whose content has moved to the module `new`, with a warning.
 
-    names: old name -> new name of what is called otherwise there.
+    names: old name -> new name, where it differs.
     """
 
     def find(name: str) -> Any:

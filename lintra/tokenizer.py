@@ -18,13 +18,13 @@ from lintra.io.files import Error, read_json, write_atomically
 from lintra.io.packages import package
 
 BYTES = 256  # symbols that a byte-level vocabulary begins with
-LARGEST = 2**22  # tokens of a vocabulary that is learned: room for them is taken at once
+LARGEST = 2**22  # tokens of a vocabulary that is learned: memory for them is allocated at once
 END = "<|endoftext|>"  # the token between documents, as GPT-2 calls it
 PIECE = 2**16  # bytes of a text that are encoded by themselves, about
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from a part of a character too
 
-# Places at which no pre-tokenizer in use (GPT-2, GPT-4, Llama 3) lets a token pass: a line's end between
-# lines with something at both ends, and else the space before a word.
+# Places that no token crosses with any common pre-tokenizer (GPT-2, GPT-4, Llama 3): a line's end between
+# lines with something at both ends, or else the space before a word.
 _BETWEEN_LINES = re.compile(rb"(?:(?<=\S\n)|(?<=\S\r\n))(?=\S)")
 _BETWEEN_WORDS = re.compile(rb"(?<=\S)(?= \S)")
 
@@ -45,8 +45,8 @@ class Tokenizer:
     """
 
     def __init__(self, content: bytes, name: str = "tokenizer"):
-        """content: that of a file, whose byte order mark is left out; name: what errors call it. Raises Error
-        where it is no tokenizer."""
+        """content: that of a file, without its byte order mark; name: what errors call it. Raises Error
+        where it is not a tokenizer."""
         library = _package()
         self.content, self.name = content.removeprefix(codecs.BOM_UTF8), name
         try:
@@ -135,10 +135,10 @@ class TextStream:
     """Text of tokens that come one by one, given out as soon as its characters are whole.
 
     decode: tokens -> text, with U+FFFD for a part of a character; end: a token that ends the text and is not
-    in it; stop: texts behind which it ends; prompt: tokens before the first, which are not given out and
-    in which no stop text counts. What is given out is together what `decode` makes of all tokens up to the
-    end, cut behind the first of `stop`; where a decoder takes back whole characters because what follows
-    them is none (byte fallback), they stay.
+    in it; stop: texts after which it ends; prompt: tokens before the first, which are not given out and in
+    which no stop text counts. The pieces given out together are `decode` of all tokens up to the end, cut
+    after the first of `stop`; where a decoder takes back whole characters because no character follows them
+    (byte fallback), they stay.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class TextStream:
         self._recent = ""  # the last characters, as many as may begin a stop text
 
     def push(self, token: int) -> str:
-        """Return what is known now of the text after one more token: "" after its end."""
+        """Return the text that one more token makes certain: "" after its end."""
         if self.ended:
             return ""
         if token == self.end:
@@ -167,14 +167,14 @@ class TextStream:
         # whole character before them too, until the last byte is there.
         known = len(text.rstrip(_UNFINISHED))
         new, self._given = text[self._given : known], max(self._given, known)
-        if known == len(text):  # decoders treat the first token otherwise: the latest whole ones stay
+        if known == len(text):  # decoders treat the first token differently: the latest whole ones stay
             self._tokens = self._tokens[self._context :]
             self._context = len(self._tokens)
             self._given = len(self.decode(self._tokens))
         return self._until_stop(new)
 
     def finish(self) -> str:
-        """Return what is left of the text, which ends here."""
+        """Return the rest of the text, which ends here."""
         left = "" if self.ended else self._until_stop(self.decode(self._tokens)[self._given :])
         self.ended = True
         return left
@@ -213,7 +213,7 @@ def cut(text: bytes | memoryview, first: int, last: int) -> int:
 
 
 def character_start(text: bytes | memoryview, place: int) -> int:
-    """Return the place of the first byte of the character in UTF-8 that the byte at `place` is of."""
+    """Return the place of the first byte of the UTF-8 character to which the byte at `place` belongs."""
     while place > 0 and place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1
     return place

@@ -1,1 +1,1 @@
-"""Measurements of speed and memory, written down with the machine they were made on."""
+"""Measurements of speed and memory, recorded with the machine they were made on."""

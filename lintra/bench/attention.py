@@ -32,7 +32,7 @@ class Sizes:
     longest: int = 65536  # of which the memory is measured
     step: training_step.Sizes = field(default_factory=training_step.Sizes)
     rounds: int = 15
-    at_least: float = 0.1  # seconds of a turn: short calls are repeated and their mean is taken
+    at_least: float = 0.1  # seconds of a turn: short calls are repeated and averaged
 
 
 QUICK = Sizes(

@@ -30,14 +30,14 @@ def draw(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Inputs:
-    """Random q, k and v [b t h d] that ask for their gradients."""
+    """Random q, k and v [b t h d] that require gradients."""
     shape = (batch, tokens, heads, dim)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     return q, k, v
 
 
 def mechanism(name: str, inputs: Inputs, *, causal: bool, **options: Any) -> Call:
-    """Forward + backward of a mechanism as its `Config` has it by default but for `options`."""
+    """Forward + backward of a mechanism with its default `Config`, except for `options`."""
     q, k, v = inputs
     batch, tokens, heads, dim = q.shape
     config = for_length(attention.load(name).Config, tokens, **options)
@@ -66,7 +66,7 @@ def passes(attend: Attend, inputs: Inputs) -> Call:
 
 
 def each_pass(attend: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Call, Call]:
-    """Forward alone, and forward + backward from a gradient that is there already."""
+    """Forward alone, and forward + backward from a given gradient."""
     gradient = torch.randn_like(attend(*inputs))
 
     def forward() -> Tensor:

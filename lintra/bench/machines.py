@@ -1,5 +1,5 @@
-"""Machines of several ranks: rates, memory, links between ranks, and the seconds of what ranks send each
-other.
+"""Machines of several ranks: rates, memory, links between ranks, and the seconds that messages between
+them take.
 
 A message takes its link's latency, and its bytes divided by the bandwidth (alpha and beta of Hockney 1994,
 doi:10.1016/S0167-8191(06)80021-9). Collectives go round a ring: Thakur et al. 2005,
@@ -23,7 +23,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """Links by what is sent, where a library is not equally good at all of it."""
+    """Links by the kind of message, where a library is not equally good at all of them."""
 
     all_reduce: Link
     all_gather: Link
@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Ranks in nodes. With `cores`, ranks that are more than these share them, and the network takes their
+    """Ranks in nodes. With `cores`, more ranks than cores share them, and the network uses their
     time; without, each has a device of its own, whose transfers go on while it computes."""
 
     operations: float  # a second, of one rank, as training steps reach them
@@ -58,7 +58,7 @@ class Machine:
     call: float = 0.0  # seconds of a collective or message before its first byte
     launch: float = 0.0  # seconds of a block's forward and backward beside its operations
     cores: int | None = None
-    contention: float = 1.0  # times as long as alone takes a rank beside others that all have cores
+    contention: float = 1.0  # slowdown of a rank beside others when all of them have cores
 
     def slowdown(self, active: int) -> float:
         """Return how many times as long as alone a rank computes, one of so many that do."""
@@ -99,11 +99,11 @@ class Machine:
 
     @staticmethod
     def sent(bytes: float, group: Group) -> float:
-        """Return the bytes that a rank sends where it has, in the end, what all of them had: (R - 1) / R."""
+        """Return the bytes that a rank sends so that each ends up with all of the data: (R - 1) / R of it."""
         return bytes * (group.size - 1) / group.size
 
     def send_seconds(self, bytes: float, distance: int, messages: int = 1) -> float:
-        """Return the seconds until a rank has what another sends it, `distance` ranks before."""
+        """Return the seconds until a message from `distance` ranks before arrives."""
         link = (self.inside if distance < self.node else self.between).send
         return messages * (self.call + link.latency) + bytes / link.bandwidth
 

@@ -24,8 +24,8 @@ def peak() -> int:
 
 
 def anonymous() -> int:
-    """The bytes that this process holds now and that no file stands behind; where the system does not say,
-    all that it has held at most."""
+    """The bytes that this process holds now and that are not backed by a file; where the system does not say,
+    its peak."""
     return _status("RssAnon") if _STATUS.exists() else peak()
 
 

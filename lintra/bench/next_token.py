@@ -46,7 +46,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def milliseconds(timings: dict[str, Timing], sizes: Sizes) -> dict[str, list[float]]:
-    """The medians as one line for each way to decode, over the positions or as many of them as there are."""
+    """The medians as one line for each way to decode, over the positions, or those that were timed."""
     names = {way: [f"{way} at {p}" for p in sizes.positions] for way in (RNN, CACHED, RECOMPUTED)}
     return {
         way: [1e3 * timings[name].median for name in each if name in timings] for way, each in names.items()

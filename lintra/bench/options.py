@@ -1,4 +1,4 @@
-"""The flags that every benchmark has."""
+"""The flags of every benchmark."""
 
 from dataclasses import dataclass
 from pathlib import Path

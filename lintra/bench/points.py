@@ -21,7 +21,7 @@ _WARM_UP = 256  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """`who` is one of `ours`, or whatever else the caller has calls of."""
+    """`who` is one of `ours`, or another contestant of the caller."""
 
     who: str
     batch: int
@@ -50,7 +50,7 @@ def draw(point: Point) -> Inputs:
 
 
 def cut(inputs: Inputs, point: Point) -> Inputs:
-    """The first tokens of longer inputs, as a point's own."""
+    """The first tokens of longer inputs, as the inputs of a point."""
     tokens = point.batch * point.tokens
     q, k, v = (
         x.detach().flatten(0, 1)[:tokens].unflatten(0, (point.batch, point.tokens)).requires_grad_()
@@ -79,7 +79,7 @@ def cost(point: Point, most: int, tell: str = TELL) -> Cost:
 
 
 def tell(point: Point, most: int, call: Callable[[Point, Inputs], Call] = call) -> None:
-    """Print its `Cost` as JSON. What any first call loads and starts is no part of it."""
+    """Print its `Cost` as JSON. The cost excludes what any first call loads and starts."""
     short = replace(point, batch=1, tokens=min(_WARM_UP, point.tokens))
     call(short, draw(short))()
     if point.device == "cpu":

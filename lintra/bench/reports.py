@@ -1,4 +1,4 @@
-"""Reports of benchmarks: rows to read, and a JSON file that says how they came about."""
+"""Reports of benchmarks: rows to read, and a JSON file that records how they were measured."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None where nothing is asked."""
+        """None where there is no target."""
         if self.at_least is None and self.at_most is None:
             return None
         enough = self.at_least is None or self.figure >= self.at_least
@@ -68,8 +68,8 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Save what was found as JSON, atomically, with the command, commit, machine and versions it is from,
-    and a checksum by which a change by hand is seen.
+    """Save the results as JSON, atomically, with the command, commit, machine and versions they come from,
+    and a checksum that reveals changes by hand.
 
     Benchmarks add `measures`: the files and folders of the repository whose changes may change the figures.
     Raises ValueError for numbers that are not finite.
@@ -88,7 +88,7 @@ def save(path: Path, **content: object) -> None:
         **content,
     }
     report["checksum"] = checksum(report)
-    text = json.dumps(report, indent=1, allow_nan=False)  # which is no JSON
+    text = json.dumps(report, indent=1, allow_nan=False)  # NaN is not JSON
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
@@ -138,7 +138,7 @@ def machine() -> dict[str, object]:
 
 
 def cpu() -> str:
-    """The CPU's own name, where the system tells it."""
+    """The CPU's own name, where the system reports it."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

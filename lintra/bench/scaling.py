@@ -2,8 +2,8 @@
 
 Figure 1 of Katharopoulos et al. 2020, arXiv:2006.16236, with every mechanism, causal where it can be. All
 lengths have the same number of tokens, in fewer and longer sequences, while that leaves one; every figure is
-for one sequence. Memory is the peak of a call above what a process of its own held before it. What would
-take more time or memory than there is, is left out, and a row says so.
+for one sequence. Memory is the peak of a call above what a process of its own held before it. Points that
+would take more time or memory than there is are left out, and a row says so.
 """
 
 import os
@@ -27,8 +27,8 @@ from lintra.bench.timing import Timing, finish_on, interleaved
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 LINEAR = "linear"
 WITHIN = (0.95, 1.05)  # the exponent of what grows linearly
-FREE = 0.5  # the part of the free memory that a call may need: what others have freed stays with the process
-LONG = 1.0  # seconds of a call that needs no call before it to settle
+FREE = 0.5  # the part of the free memory that a call may need: what others freed stays with the process
+LONG = 1.0  # a call this long in seconds needs no warm-up call
 _TIME, _MEMORY = "time", "memory"
 
 
@@ -59,7 +59,7 @@ class Sizes:
         return len(self.contestants()) + self.rounds
 
     def contestants(self) -> list[str]:
-        """Return the names of those that are measured, in the order in which they are."""
+        """Return the names of those that are measured, in order."""
         return list(self.names or points.ours())
 
     def point(self, who: str, length: int) -> Point:
@@ -185,7 +185,8 @@ def _contestants(
 
 
 def _once(sizes: Sizes, costs: Mapping[int, Cost], most: int) -> list[Row]:
-    """A single call of softmax at the greatest length, where it was left out: what linear is held against."""
+    """A single call of softmax at the greatest length, where it was left out: which linear is compared
+    with."""
     length = max(sizes.lengths)
     if length in costs:
         return []
@@ -223,7 +224,7 @@ def _growth(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
 
 
 def crossover(line: Mapping[int, float], yardstick: Mapping[int, float]) -> int | None:
-    """The length from which on a line is below another, of those that both have; None: there is none."""
+    """The length from which one line is below another, among their common lengths; None if there is none."""
     found = None
     for n in sorted(line.keys() & yardstick.keys(), reverse=True):
         if line[n] >= yardstick[n]:

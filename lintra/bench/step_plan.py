@@ -15,8 +15,8 @@ added up over the rest:
                          (Liu et al. 2023, arXiv:2310.01889), all ranks with as much to do
                          (Brandon et al. 2023, arXiv:2311.09431)
 
-Ranks of a relay are at different layers and would wait for each other to gather one: it shards over the ranks
-of the data alone. With one replica alone, gradients of context ranks are added up after the backward
+Ranks of a relay are at different layers and would wait for each other to gather one: a relay shards over the
+ranks of the data alone. With a single replica, gradients of context ranks are added up after the backward
 (`lintra.distributed.reduce_gradients`).
 """
 

@@ -161,7 +161,7 @@ class Step:
         return seconds
 
     def _waves(self, layer: float, hop: float) -> float:
-        """Return the seconds of L layers on R ranks, each a layer behind the one before.
+        """Return the seconds of L layers on R ranks, each one layer behind the rank before.
 
         R layers, R - 1 hops, and L - 1 times a layer, or a hop where that takes longer. On few cores, as many
         layers at a time as there are ranks at work take their share of them."""
@@ -172,7 +172,7 @@ class Step:
         return computed + (ranks - 1) * hop + (layers - 1) * max(0.0, hop - layer)
 
     def _alone(self) -> tuple[float, float]:
-        """Return the seconds of a block on a rank that has the machine to itself, forward and backward,
+        """Return the seconds of a block on a rank alone on the machine, forward and backward,
         without an exchange: where launching kernels takes longer than running them, that."""
         forward, backward = self.block.forward, self.block.backward
         backward += forward if self.recompute else 0.0

@@ -1,4 +1,5 @@
-"""Timing that outlives a busy machine: all contestants in turn, many times, each time in another order."""
+"""Timing that is robust on a busy machine: all contestants in turn, many times, each time in another
+order."""
 
 import math
 import random
@@ -40,7 +41,7 @@ def interleaved(
     progress: Callable[[int], None] = lambda done: None,
     finish: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
-    """Run every contestant once in each of `rounds` rounds, in random order -> a Timing each.
+    """Run every contestant once in each of `rounds` rounds, in random order, and return a Timing for each.
 
     A contestant that takes less than `at_least` seconds is called several times in a row and the mean is
     taken. Each is called twice beforehand, to warm up and to see how long it takes, and once untimed before
@@ -65,7 +66,7 @@ def interleaved(
 
 
 def finish_on(device: str) -> Callable[[], object]:
-    """Return what waits for calls that a device has only begun."""
+    """Return a function that waits for calls that a device has only begun."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 

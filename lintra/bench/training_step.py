@@ -1,4 +1,4 @@
-"""One training step of the paper's image model, and the matrix product that it is held against."""
+"""One training step of the paper's image model, and the matrix product that it is compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lintra.attention import linear
 from lintra.bench.timing import interleaved
 from lintra.models import Decoder, decoder
 
-MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
+MATMUL = 2048  # rows and columns of the product that represents what the hardware can do
 MATMUL_OPERATIONS = 2 * MATMUL**3
 EMULATED = 3  # times as long as in float32, or longer, takes what a processor has no instructions for
 

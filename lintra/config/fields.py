@@ -77,7 +77,7 @@ def finite(config: Any, *names: str) -> None:
 
 
 def probability(config: Any, *names: str) -> None:
-    """Raise ValueError where a field is no probability of dropping something, or drops everything."""
+    """Raise ValueError where a field is not a dropout probability, or is 1."""
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
@@ -109,7 +109,7 @@ def options(hint: Any) -> tuple[Any, ...]:
 
 
 def describe(hint: Any) -> str:
-    """A type as a person would say it; a protocol is what the first line of its docstring says."""
+    """A type in words; a protocol is described by the first line of its docstring."""
     if len(alternatives := options(hint)) > 1:
         several = [tuple[option, ...] for option in alternatives]
         return " or ".join("several" if option in several else describe(option) for option in alternatives)

@@ -1,4 +1,4 @@
-"""Choices by name: the files of a folder, but for base.py and what begins with _, and entry points."""
+"""Choices by name: the files of a folder, except base.py and those that begin with _, and entry points."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -24,7 +24,7 @@ def load(package: ModuleType, name: str, what: str, known: Sequence[str] = ()) -
     """Return the module of that key.
 
     Raises ValueError, with the nearest and all choices, for another `name`. `known` are the choices where
-    there are others beside those of the folder."""
+    there are others besides those of the folder."""
     if name not in names(package):
         known = known or names(package)
         near = get_close_matches(name, known) if isinstance(name, str) else []

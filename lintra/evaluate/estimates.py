@@ -1,4 +1,4 @@
-"""Scores over many samples, how sure they are, and whether they are likelihoods."""
+"""Scores over many samples, their uncertainty, and whether they are likelihoods."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,9 @@ from lintra.tasks import Report, Task, predict
 TOLERANCE = 1e-4
 SUMMED = 1024  # predictions whose probabilities are
 
-RELEASED = 16  # batches after which memory is given back: it grows by one large tensor a batch otherwise
+RELEASED = 16  # batches after which memory is released: otherwise it grows by one large tensor a batch
 
-Stopped = Callable[[], bool]  # is asked after each batch whether to leave the others out
+Stopped = Callable[[], bool]  # called after each batch: whether to skip the rest
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def scores(
 ) -> dict[str, Estimate]:
     """Score a model on the samples of the task's test set at these places -> an estimate for each score.
 
-    report is called with how many samples are done; once `stopped` says so, the rest of them is left out.
-    split: "validate" for the scores that models are chosen by.
+    report is called with how many samples are done; once `stopped` returns True, the rest is left out.
+    split: "validate" for the scores by which models are chosen.
     """
     sums: dict[str, list[Tensor]] = {}
     device = next(model.parameters()).device
@@ -124,13 +124,13 @@ def normalisation(model: Decoder, tokens: Tensor, *, seed: int = 0) -> float:
     """Return how far from 1 the probabilities of all symbols sum at most, at SUMMED predictions of tokens
     [n t], all if there are fewer.
 
-    They are summed in float64, but are what the scores are made of.
+    They are summed in float64, and are the very probabilities of the scores.
     """
     with evaluation(model):
         params = predict(model, {"tokens": tokens.to(reference_param(model).device, torch.int64)})[0].flatten(
             0, 1
         )
-        if not len(params):  # a single symbol, which nothing comes before
+        if not len(params):  # a single symbol, with nothing before it
             return 0.0
         chosen = torch.randperm(len(params), generator=torch.Generator().manual_seed(seed))[:SUMMED]
         total = model.output.log_probs(params[chosen.to(params.device)]).double().exp().sum(-1)

@@ -1,4 +1,4 @@
-"""Scores of forecasts, beside those without a model: a series stays as it is, or as it was a season ago."""
+"""Scores of forecasts, beside those without a model: the last value, or the value of a season ago."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from lintra.tasks import Report
 from lintra.tasks.series import SeriesTask
 
 LEVELS = tuple(i / 10 for i in range(1, 10))
-PATHS = 100  # sampled of each window, as many as distributions are usually judged by
+PATHS = 100  # sampled of each window, the usual number for judging distributions
 
 # past values, season, rows ahead -> quantiles [rows levels]
 Baseline = Callable[[np.ndarray, int, int], np.ndarray]
@@ -65,7 +65,7 @@ def forecast_scores(
     """Score forecasts of the test windows at these places -> by "model" and the names of BASELINES.
 
     Of each window `context` rows are seen and `horizon` forecast, by PATHS sampled paths. The baselines see
-    all rows before them; of a task without a season only "naive" is there. Errors are over windows, which are
+    all rows before them; a task without a season has only "naive". Errors are over windows, which are
     taken to be independent.
     """
     context, horizon = task.config.context, task.config.horizon
@@ -100,7 +100,7 @@ def forecast_scores(
 
 
 def seasonal_error(past: np.ndarray, season: int) -> float:
-    """Return the mean absolute difference from one season to the next, what MASE is in parts of.
+    """Return the mean absolute difference from one season to the next, the unit of MASE.
     Hyndman and Koehler 2006, International Journal of Forecasting 22(4)."""
     return float(np.abs(past[season:] - past[:-season]).mean())
 

@@ -30,10 +30,10 @@ def written(path: Path) -> list[Path]:
 
 
 def write(path: Path, scored: Sequence[ScoredUtterance], utterances: Sequence[Utterance], unit: Unit) -> None:
-    """Write what was heard, and what was said, into `written(path)`, each file whole or not at all.
+    """Write hypotheses and references into `written(path)`, each file whole or not at all.
 
-    utterances: of the test set, with what is known of those that were heard. unit: of what the model writes.
-    Raises files.Error.
+    utterances: of the test set, with the results of those that were transcribed. unit: of what the model
+    writes. Raises files.Error.
     """
     known = {utterance.id: utterance for utterance in utterances}
     for file, lines in zip(written(path), _LINES[path.suffix], strict=True):
@@ -52,7 +52,7 @@ def _objects(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Ite
 
 
 def _source(utterance: Utterance) -> dict[str, Any]:
-    """Return where an utterance is from, as a manifest has it; what is in memory has no place."""
+    """Return the source of an utterance, as in a manifest; audio in memory has none."""
     places = {name: getattr(utterance, name) for name in ("audio", "features")}
     found: dict[str, Any] = {name: str(x) for name, x in places.items() if isinstance(x, Path)}
     if utterance.duration is not None or utterance.start:
@@ -81,7 +81,7 @@ def _stm(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterato
 
 
 def _sorted(scored: Sequence[ScoredUtterance]) -> list[tuple[str, ScoredUtterance]]:
-    """Sort by name, as these tools want it."""
+    """Sort by name, as these tools require."""
     return sorted(zip(names(each.id for each in scored), scored, strict=True), key=lambda item: item[0])
 
 

@@ -1,4 +1,4 @@
-"""Images that are not what a model learned, to see whether it can tell."""
+"""Images unlike those a model learned from, to see whether it can tell."""
 
 import torch
 from torch import Tensor

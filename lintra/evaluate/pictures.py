@@ -1,4 +1,4 @@
-"""Pictures of what a model of images has learned: what it draws, and what surprises it."""
+"""Pictures of what a model of images has learned: its samples, and what surprises it."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Error rates of a recogniser over many utterances, and how sure they are."""
+"""Error rates of a recogniser over many utterances, and their uncertainty."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
 from lintra.speech.transcription import Search, log_probs, words
 from lintra.tasks import Report
 
-# What is counted as an error, by what a model writes.
+# Kinds of errors, by the unit that a model writes.
 KINDS: Mapping[Unit, Mapping[str, Callable[[str, str], Edits]]] = {
     "character": {"character": character_edits, "word": word_edits},
     "word": {"word": word_edits, "character": character_edits},
@@ -27,7 +27,7 @@ KINDS: Mapping[Unit, Mapping[str, Callable[[str, str], Edits]]] = {
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Edits of all utterances together, in parts of the symbols that were said, and a 95 % interval."""
+    """Edits of all utterances together, relative to the reference symbols, and a 95 % interval."""
 
     rate: float
     low: float
@@ -35,7 +35,7 @@ class ErrorRate:
     substitutions: int
     insertions: int
     deletions: int
-    length: int  # symbols that were said
+    length: int  # reference symbols
 
     @classmethod
     def of(cls, edits: Sequence[Edits]) -> "ErrorRate":
@@ -51,7 +51,7 @@ class ScoredUtterance:
     id: str
     reference: str
     hypothesis: str
-    words: tuple[Word, ...] = ()  # that were found, with their times, where these were asked for
+    words: tuple[Word, ...] = ()  # found words with their times, if requested
     duration: float = 0.0  # seconds of its frames
 
     def edits(self, unit: Unit) -> dict[str, Edits]:
@@ -70,10 +70,10 @@ def transcripts(
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> tuple[list[ScoredUtterance], list[Skipped]]:
-    """Return what a model finds in the utterances at these places; and those that it cannot hear, or that
-    have no transcript that it could be compared with. `batch` of them, of similar length, are heard at once:
-    that changes memory and time, not the result. timestamps: with the times of their words. If stopped, what
-    was heard until then, the shortest first.
+    """Return what a model finds in the utterances at these places; and those that it cannot read, or whose
+    transcript, if any, cannot be compared. `batch` utterances of similar length are processed at once: that
+    changes memory and time, not the result. timestamps: include the times of words. If stopped, the results
+    so far are returned, the shortest utterances first.
     """
     config, symbols = model.config, model.config.symbols
     said: dict[int, str] = {}
@@ -121,7 +121,7 @@ def _log_probs(
 
 def reference(symbols: Symbols, text: str | None) -> str:
     """A transcript as the model would write it. Characters and words it does not know stay, as errors that it
-    cannot but make. Raises SpeechError for no text, and a word whose phonemes are not known.
+    cannot avoid. Raises SpeechError for no text, and a word whose phonemes are not known.
     """
     if not text or not text.strip():
         raise SpeechError("it has no transcript")

@@ -17,7 +17,7 @@ def predictions(
     batch: int,
     report: Report = lambda done: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield, for JSON, each text of the task's test set at these places, as far as it is read, with its
+    """Yield, for JSON, each text of the task's test set at these places, as much of it as is read, with its
     label, `reference`, the most probable one, `label`, and the probabilities of all, `scores`.
 
     report: is called with how many are done.

@@ -1,4 +1,4 @@
-"""The library of C++ kernels for the CPU: its loader, and what calls of all kernels share.
+"""The library of C++ kernels for the CPU: its loader, and helpers for calls of all kernels.
 
 It has a plain C interface, reached with ctypes (which releases the GIL), and holds one build of the kernels
 per instruction set. The environment variable LINTRA_NATIVE chooses one ("avx512", "avx2", "baseline", "neon")
@@ -228,7 +228,7 @@ def address(x: Tensor | None) -> int:
 
 def same_shape(name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a tensor has the shape that the library reads: in a compiled graph, and where a
-    caller hands its layout down, nothing else has looked."""
+    caller passes its layout, nothing else has checked it."""
     if x is not None and tuple(x.shape) != shape:
         raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
 

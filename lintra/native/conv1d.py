@@ -73,8 +73,8 @@ def step(
     """Return y [b t c] of tokens x [b t c] that come after those in `buffer` [rows c l], changed in place.
 
     x and buffer of one dtype, any strides; weight [c w], w - 1 <= l, and bias [c] in the sum dtype. The last
-    w - 1 inputs in the buffer are read, and x moves in from behind. `indices` [b] says which row is whose
-    (below 0: nobody's, and y is 0), each at most once. With `starts` [b] the buffer is used in a circle: the
+    w - 1 inputs in the buffer are read, and x is appended. `indices` [b] gives the row of each sequence
+    (below 0: none, and y is 0), each at most once. With `starts` [b] the buffer is used in a circle: the
     first token goes to place starts % l. Raises MemoryError.
     """
     b, t, c = x.shape

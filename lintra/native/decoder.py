@@ -76,7 +76,7 @@ class Pace:
         return 1 if self.left else most
 
     def took(self, threads: int, seconds: float) -> None:
-        """Learns from a call."""
+        """Update from a call."""
         if threads == 1:
             self.alone, self.left = seconds, max(0, self.left - 1)
         elif seconds > 1.5 * self.alone:
@@ -93,7 +93,7 @@ class Decoder:
 
     def __init__(self, shape: Shape, layers: Sequence[Layer], norm: Norm, head: Map):
         self.shape, self.outputs, self.pace = shape, head.outputs, Pace()
-        self.parts = layers, norm, head  # whose addresses the library is given
+        self.parts = layers, norm, head  # the library holds their addresses
         self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
         words = shape._replace(

@@ -1,4 +1,5 @@
-"""Pictures of what a model draws, how it learned and how fast it writes. The only user of matplotlib."""
+"""Pictures of what a model draws, how it learned and how fast it writes. Only this package uses
+matplotlib."""
 
 from lintra.pictures.charts import (
     histograms,

@@ -48,8 +48,8 @@ def loss_curve(
 
 
 def histograms(path: Path, values: Mapping[str, np.ndarray], *, x: str, title: str) -> None:
-    """Draw how numbers [n] are spread, a row for each name, above one logarithmic axis; what is not positive
-    stands with the least that is."""
+    """Draw how numbers [n] are spread, a row for each name, above one logarithmic axis; values that are not
+    positive are drawn at the least positive one."""
     every = np.concatenate([each.ravel() for each in values.values()])
     positive = every[every > 0]
     low, high = (float(positive.min()), float(positive.max())) if positive.size else (0.5, 1.0)

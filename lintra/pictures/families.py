@@ -1,4 +1,4 @@
-"""Mechanisms by what they do, so that a panel of a picture shows what is compared with each other."""
+"""Mechanisms by kind, so that each panel of a picture shows those that are compared with each other."""
 
 from collections.abc import Mapping
 

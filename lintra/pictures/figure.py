@@ -32,7 +32,7 @@ def dress(axes: Axes, title: str, fontsize: float = 11) -> None:
 
 
 def save(path: Path, figure: Figure, *pasted: tuple[np.ndarray, tuple[int, int]]) -> None:
-    """Arrays [h w 3] of uint8 are pasted where they say, in pixels from the left and from the top: images of
+    """Arrays [h w 3] of uint8 are pasted at their places, in pixels from the left and from the top: images of
     the figure's axes would be resampled, in 100 bytes a pixel."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

@@ -17,7 +17,7 @@ from lintra.pictures.figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100
 Place = tuple[float, float, float, float]  # left, bottom, width, height, as parts of the figure
-_WIDE = 4096  # pixels: a grid that would be wider is of images as small as they are
+_WIDE = 4096  # pixels: images of a grid that would be wider are not enlarged
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 
 
@@ -89,7 +89,7 @@ def _scale(figure: Figure, place: Place, shown: AxesImage, unit: str, more: str 
 
 
 def read(file: Path, shape: Sequence[int]) -> Tensor:
-    """The image in a file -> uint8 of `shape` [h w ch]. Raises ValueError if that is not what it is."""
+    """The image in a file -> uint8 of `shape` [h w ch]. Raises ValueError for any other file."""
     height, width, channels = shape
     mode, words = {1: ("L", "grey"), 3: ("RGB", "RGB colours")}[channels]
     refuse_irregular(file, ValueError)

@@ -17,7 +17,8 @@ from lintra.pictures.figure import COLORS, INK, PAPER, dress, few, figure_of, pl
 Lines = Mapping[str, Mapping[Any, float]]  # name -> {x: y}
 Ranges = Mapping[str, Mapping[Any, tuple[float, float]]]  # name -> {x: (low, high)}
 End = tuple[float, float, str]  # x, y, colour
-# In parts of the axes: where a name begins or ends, "left" or "right" for which; its left, right, low, high.
+# In parts of the axes: where a name begins or ends, "left" or "right" accordingly; its left, right, low,
+# high.
 Place = tuple[float, float, str]
 Box = tuple[float, float, float, float]
 _MOST = len(COLORS)  # lines of a panel
@@ -42,7 +43,7 @@ def time_per_token(
 def logarithmic(
     path: Path, lines: Lines, *, x: str, y: str, title: str, others: Mapping[str, Lines] | None = None
 ) -> None:
-    """Lines on two logarithmic axes, where values that are not positive have no place.
+    """Lines on two logarithmic axes, which leave out values that are not positive.
 
     Where all of them are more than a panel can show, `others`, groups by their titles, get panels of their
     own, each beside `lines` and on the same axes.
@@ -82,7 +83,7 @@ def curves(path: Path, lines: Lines, *, x: str, y: str, title: str, log: bool = 
     else, as with bits/dim, it begins near the least: from 0 on, no difference between the lines would be
     seen.
 
-    log: y is logarithmic, and what is not positive has no place.
+    log: y is logarithmic, and values that are not positive are left out.
     """
     figure, axes = figure_of(title)
     lines = _positive(lines) if log else lines
@@ -193,7 +194,7 @@ def _name(axes: Axes, ends: Mapping[str, End]) -> None:
 
 
 def _inches(axes: Axes) -> np.ndarray:
-    """About the width and height that axes will have: nothing is laid out yet."""
+    """About the width and height that axes will have: before they are laid out."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     return np.asarray(axes.get_position().size) * figure.get_size_inches()

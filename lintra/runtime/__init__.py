@@ -1,8 +1,8 @@
 """The runtime: a trained decoder or recogniser as an RNN in C without dependencies, reached with ctypes.
 
-`lintra_runtime.h` says what it does; here are its models and sequences as objects. The files it reads are
-written by `lintra.export.runtime` or `lintra export --to runtime`; `lintra.runtime.audio` hears with them.
-The library holds one instruction set, and the one that `lintra.native` uses is taken.
+`lintra_runtime.h` documents it; here are its models and sequences as objects. The files it reads are
+written by `lintra.export.runtime` or `lintra export --to runtime`; `lintra.runtime.audio` transcribes with
+them. The library holds one instruction set, and the one that `lintra.native` uses is taken.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def why_not() -> str | None:
 class Model:
     """A model from the content of a file. `facts` are those of lrt_fact, start and positions -1 for none.
 
-    Raises Error for what is no sound model, RuntimeError without the library.
+    Raises Error for content that is not a valid model, RuntimeError without the library.
     """
 
     def __init__(self, content: bytes):
         self.library = _library()
-        self.content = aligned(max(1, len(content)))  # an empty array has no place of its own
+        self.content = aligned(max(1, len(content)))  # an empty array has no address
         self.content[: len(content)] = np.frombuffer(content, np.uint8)
         self.memory = aligned(self.library.lrt_model_size())
         at = self.memory.ctypes.data
@@ -114,8 +114,8 @@ class Model:
             raise Error(f"{file}: {error}") from error
 
     def symbol(self, number: int) -> str | None:
-        """The name of a symbol of a recogniser; None for the blank, 0, and what is no symbol."""
-        if not 0 <= index(number) < 2**32:  # else what wraps around might be one
+        """The name of a symbol of a recogniser; None for the blank, 0, and for numbers without a symbol."""
+        if not 0 <= index(number) < 2**32:  # otherwise a number that wraps around might be one
             return None
         name = self.library.lrt_symbol(self.address, number)
         return None if name is None else name.decode(errors="replace")
@@ -131,7 +131,7 @@ class Model:
         return content.tobytes()
 
     def state_size(self, tokens: int) -> int:
-        """Bytes of a state that is saved after so many tokens: one number without softmax attention. Raises
+        """Bytes of a state saved after so many tokens: one number without softmax attention. Raises
         Error for fewer than 0."""
         if tokens < 0:
             raise Error(f"tokens must be at least 0, got {tokens}")
@@ -145,7 +145,7 @@ class Model:
 
 
 class Sequence:
-    """A sequence of a model: its state and what comes next. Raises Error for what the runtime refuses and
+    """A sequence of a model: its state and its next symbol. Raises Error for what the runtime refuses and
     TypeError for a token that is no integer, which leave it as it was.
 
     Softmax attention keeps every token: the memory of its sequences doubles where it is full.
@@ -167,14 +167,14 @@ class Sequence:
         self._grow(lambda: self.library.lrt_step(self.address, token))
 
     def prefill(self, tokens: Iterable[int]) -> None:
-        """Several, one behind the other; only the last one's params are computed."""
+        """Several tokens, one after the other; only the params of the last are computed."""
         given = list(tokens)
         self._check(*given)
         words = np.array(given, np.uint32)
         self._grow(lambda: self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
 
     def read(self, frames: Float[np.ndarray, "t i"]) -> None:
-        """Hear as many frames as the model's `subsample` says, or fewer, which end the utterance."""
+        """Read as many frames as the model's `subsample`, or fewer, which end the utterance."""
         if frames.ndim != 2 or frames.shape[1] != self.model.facts["input"]:
             raise Error(f"frames must be [t i={self.model.facts['input']}], got {list(frames.shape)}")
         given = np.ascontiguousarray(frames, np.float32)
@@ -185,7 +185,7 @@ class Sequence:
         return self.model.check(self.library.lrt_new_symbol(self.address))
 
     def _check(self, *tokens: int) -> None:
-        # Else what is rounded or wraps around might be one.
+        # Otherwise a number that is rounded or wraps around might be a token.
         if not all(0 <= index(token) < 2**32 for token in tokens):
             raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
 
@@ -236,7 +236,7 @@ class Sequence:
         return memory, memory.ctypes.data
 
     def _grow(self, call: Callable[[], int]) -> None:
-        """Make a call, with more memory as often as it says that there is too little."""
+        """Make a call, and repeat it with more memory as long as there is too little."""
         while (code := call()) == _FULL:
             room = self.library.lrt_room(self.address)
             memory, address = self._memory(min(2 * room, 2**32 - 1))
@@ -255,7 +255,7 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
     """Yield the next token of every sequence [b], as `lintra.generation.stream` with the same random
     numbers.
 
-    begun: what `lintra.generation.prepare_inputs` made of the request. Raises Error.
+    begun: the result of `lintra.generation.prepare_inputs` for the request. Raises Error.
     """
     sequences = [Sequence(model) for _ in begun.tokens]
     for i, sequence in enumerate(sequences):
@@ -276,7 +276,7 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
 
 
 def aligned(size: int) -> Any:
-    """Memory as bytes, beginning where the runtime wants it."""
+    """Memory as bytes, aligned as the runtime requires."""
     memory = np.zeros(size + ALIGN, np.uint8)
     first = -memory.ctypes.data % ALIGN
     return memory[first : first + size]

@@ -15,7 +15,7 @@ from lintra.runtime import Error, Model, Sequence, aligned
 
 
 class FilterbankConfig(ctypes.Structure):
-    """The `lrt_features_config` of lintra_audio.h: how frames are computed of audio."""
+    """The `lrt_features_config` of lintra_audio.h: how frames are computed from audio."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in ("rate", "bins", "frame", "shift")]
     _fields_ += [(name, ctypes.c_float) for name in ("low_hz", "high_hz")]
@@ -56,7 +56,7 @@ class Features:
 
 
 class Transcriber:
-    """Hears one recording. What `push` and `finish` return, together, is the best path of the whole of it.
+    """Transcribes one recording. The results of `push` and `finish` together are its best path.
 
     Raises Error for a model that reads no audio.
     """
@@ -68,7 +68,7 @@ class Transcriber:
         self._said = self._over = False
 
     def push(self, samples: Float[np.ndarray, "n"]) -> str:
-        """The text that these samples, at the rate of the model, add; it is often none."""
+        """Return the text that these samples, at the rate of the model, add; it is often empty."""
         self._check()
         frames = np.concatenate((self._waiting, self._features.push(samples)))
         whole = len(frames) - len(frames) % self._group

@@ -1,4 +1,4 @@
-"""One law applied to one case, and made smaller until the law holds again."""
+"""One law applied to one case, and shrunk until the law holds again."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def find(
     fixed: int | None = None,
     fixed_heads: bool = False,
 ) -> Finding:
-    """Return what `call(case)` shows of a law.
+    """Return the finding of `call(case)` about a law.
 
     A law of `fixed` length builds its own sequences of so many tokens and is not made smaller."""
     about = (law.__name__, meaning(law), mode)
@@ -64,7 +64,7 @@ def find(
 
 
 def _error(call: Law, case: Any) -> Exception | None:
-    """Return what a law raises; the global random generator is left as it was."""
+    """Return what a law raises; the global random generator is restored."""
     with torch.random.fork_rng(devices=[]):
         try:
             call(case)
@@ -76,7 +76,7 @@ def _error(call: Law, case: Any) -> Exception | None:
 def _shrink(
     call: Law, case: C, error: Exception, applies: Callable[[C], bool], fixed_heads: bool
 ) -> tuple[C, Exception]:
-    """The least time that fails alike, then the smallest batch, then the fewest heads."""
+    """The least time that fails the same way, then the smallest batch, then the fewest heads."""
     for smaller in (_less_time, _less_batch, *(() if fixed_heads else (_fewer_heads,))):
         for small in smaller(case):
             with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def _fewer_heads(case: Any) -> Iterator[Any]:
 
 
 def _alike(one: Exception, other: Exception) -> bool:
-    """Return whether a smaller input fails in the way of the first; numbers in the text of an error may
+    """Return whether a smaller input fails like the first; numbers in the text of an error may
     differ."""
     if type(one) is not type(other):
         return False

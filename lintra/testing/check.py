@@ -103,7 +103,7 @@ def _cases(
             found += [case for case in possible if case.possible()][:1]
     if not found:
         mode = True if causal is None else causal
-        Case(name, config, mode, **shapes[-1]).build()  # which says why not
+        Case(name, config, mode, **shapes[-1]).build()  # which raises the reason
         raise ValueError(f"{spelled(config)} cannot be built in any mode")
     return found
 

@@ -61,7 +61,7 @@ class Report:
 
     @property
     def not_applicable(self) -> list[str]:
-        """Names of the laws that say nothing about this attention."""
+        """Names of the laws that do not apply to this attention."""
         return self._of("not applicable")
 
     @property
@@ -108,7 +108,8 @@ def meaning(law: object) -> str:
 
 
 def message(error: Exception) -> str:
-    """Return what an exception says, or the line of code where it says nothing, as a bare assertion does."""
+    """Return what an exception says, or the line of code where it has no message, as a bare assertion
+    does."""
     if str(error):
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         return kind + str(error)

@@ -1,4 +1,4 @@
-"""Pages in which a model runs in the visitor's browser: it draws, or writes down what is said.
+"""Pages in which a model runs in the visitor's browser: it draws, or transcribes speech.
 
 One HTML file with the program, the runtime in WebAssembly and the model's weights inside: it works without a
 server and asks the network for nothing. `page` makes it of a model of grey images with linear attention,
@@ -18,8 +18,8 @@ __all__ = ["Server", "file", "page", "why_not"]
 
 
 def why_not(model: Any, task: Any) -> str | None:
-    """Return why there is no page of a model and its task; None if there is one. Of a recogniser the task is
-    not asked, and may be None."""
+    """Return why there is no page of a model and its task; None if there is one. For a recogniser the task is
+    not used, and may be None."""
     return _speech.why_not(model) if isinstance(model, CTC) else _drawing.why_not(model, task)
 
 
@@ -27,7 +27,7 @@ def page(model: Any, task: Any, name: str, weights: Weights = "float16") -> str:
     """The page of a model, called `name` in it, and of its task, as `why_not` takes them.
 
     weights: how they are kept in it, as in `lintra.export.runtime`. Raises ValueError with the reason where
-    there is no page of the model.
+    there is no page for the model.
     """
     if reason := why_not(model, task):
         raise ValueError(f"there is no page of this model: {reason}")

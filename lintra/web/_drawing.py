@@ -8,7 +8,7 @@ from lintra.export import runtime as export
 from lintra.tasks import PixelTask
 from lintra.web._parts import fill, head, scripts
 
-MOST = 64  # pixels a side: a larger image is too long to be waited for
+MOST = 64  # pixels a side: a larger image takes too long
 
 _PROGRAM = ("worker.js", "runtime.js", "plain.js", "drawing.js")  # what runs in the worker
 _TITLE = "a transformer draws digits, one pixel at a time"

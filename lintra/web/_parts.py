@@ -20,14 +20,14 @@ def file(name: str) -> str:
 
 def fill(name: str, parts: Mapping[str, object]) -> str:
     """Return a file with `{{mark}}` replaced by the part of that name."""
-    # Split at the marks, so that none is looked for in what was put in before.
+    # Split at the marks, so that none is looked for in inserted text.
     pieces = file(name).replace("}}", "{{").split("{{")
     pieces[1::2] = [str(parts[mark]) for mark in pieces[1::2]]
     return "".join(pieces)
 
 
 def head(*, title: str, description: str, sources: str = "blob:") -> str:
-    """Return what stands in the head of a page. sources: of its scripts, beside itself, for the policy."""
+    """Return the head of a page. sources: of its scripts, beside itself, for the policy."""
     parts = {"title": title, "description": description, "sources": sources, "style": file("style.css")}
     return fill("head.html", parts)
 

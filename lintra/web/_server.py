@@ -11,7 +11,7 @@ ADDRESS = "127.0.0.1"
 class Server(ThreadingHTTPServer):
     """Answers `/` with a page until `shutdown`. port: 0 takes a free one, `address` says which.
 
-    Raises OSError with the reason where the port cannot be had.
+    Raises OSError with the reason where the port is not available.
     """
 
     daemon_threads = True
@@ -36,11 +36,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the page was closed while it was asked for or came
+        with contextlib.suppress(ConnectionError):  # the page was closed while it loaded
             super().handle()
 
     def do_GET(self) -> None:
-        # By another name this machine is not asked by its user, but by a page that made the name lead here.
+        # A request under another name comes not from the user, but from a page whose name resolves to here.
         if self.headers.get("Host", "").partition(":")[0].lower() not in (ADDRESS, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path.partition("?")[0] != "/":
@@ -57,4 +57,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
-        """The terminal is for the address."""
+        """Log nothing: the terminal shows the address."""

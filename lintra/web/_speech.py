@@ -1,4 +1,4 @@
-"""The page that writes down what is said to the microphone."""
+"""The page that transcribes the microphone."""
 
 import html
 from typing import Any
