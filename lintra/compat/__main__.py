@@ -42,16 +42,16 @@ def main() -> int:
         sys.argv[0] = str(spec.origin)
     elif not getattr(sys.flags, "safe_path", False):  # of Python 3.11: with it, no place is put first
         sys.path[0] = str(path.resolve().parent if is_file else path.absolute())
-    # For as long as the process lives, and not as runpy does until the program's end: pickle looks for its
-    # classes there, in functions of atexit too, and multiprocessing for the file that a process begins with,
-    # whose own module of the program has the second name.
+    # Kept for the life of the process, unlike runpy, which removes it at the program's end: pickle looks for
+    # its classes there, also in functions of atexit, and multiprocessing for the file that a process begins
+    # with, whose own module of the program has the second name.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = program
     exec(loader.get_code(spec.name), vars(program))
     return 0
 
 
 class _Program(SourceFileLoader):
-    """A file as Python runs it: no bytecode is left beside it."""
+    """A file as Python runs it, without writing bytecode beside it."""
 
     def set_data(self, *_: Any, **__: Any) -> None:
         pass
@@ -70,7 +70,7 @@ def _module(name: str) -> ModuleSpec | None:
     """Return where the code of `-m name` is: the module, or the __main__ of a package; None without one."""
     try:
         spec = None if name.startswith(".") else find_spec(name)
-    except ModuleNotFoundError as error:  # of the packages around it; or of what these import
+    except ModuleNotFoundError as error:  # a package around it is missing, or one that it imports
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None

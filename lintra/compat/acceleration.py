@@ -11,7 +11,7 @@ from lintra.compat import kernels
 
 
 class Replaced(NamedTuple):
-    """A function of a module that calls on the CPU no longer reach."""
+    """A function of a module that was replaced for calls on the CPU."""
 
     module: str  # that uses the function
     name: str  # of the function there
@@ -33,7 +33,7 @@ class Accelerated:
 
     def undo(self) -> None:
         """Put back the functions that were there before; done twice, it does nothing more."""
-        if self._undone:  # what is there now may be of a later call
+        if self._undone:  # the functions there now may belong to a later call
             return
         self._undone = True
         for (module, name, _), function in self._before.items():
@@ -53,16 +53,16 @@ class Accelerated:
 def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
     """Run a model of transformers, FLA or mamba_ssm on lintra's CPU kernels: recurrences, short convolutions.
 
-    model: any module that uses a kernel of theirs, or transformers' PyTorch form of it, as its families with
-    the gated delta rule, KDA, SSD or selective scans do. Weights, states and outputs stay what they are, and
-    tensors on other devices still go to the functions that were there. Functions are replaced in the Python
+    model: any module that uses one of their kernels, or transformers' PyTorch form of it, as the families
+    with the gated delta rule, KDA, SSD or selective scans do. Weights, states and outputs do not change, and
+    tensors on other devices still go to the original functions. Functions are replaced in the Python
     modules that define the model's classes, hence for all models of these classes in the process.
     undo: restore these functions instead. Returns what was replaced, which also is a context manager:
 
         with lintra.accelerate(model):
             model.generate(...)
 
-    A model in which there is nothing to replace is left as it is, with a warning.
+    A model with nothing to replace is left as it is, with a warning.
     """
     modules = {type(part).__module__: None for part in model.modules()}
     found = [sys.modules[name] for name in modules if name in sys.modules]

@@ -9,21 +9,21 @@ from lintra.ops import checks
 
 
 class Dropped(NamedTuple):
-    """An initial state that the caller drops for the final one, which may be written over it."""
+    """An initial state that the caller no longer needs: the final one may overwrite it."""
 
     state: Tensor
 
 
 def refuse(name: str, reason: str) -> None:
-    """Raise NotImplementedError for an argument that a stand-in does not serve."""
+    """Raise NotImplementedError for an argument that a stand-in does not support."""
     raise NotImplementedError(f"{name} is not served by lintra's stand-in: {reason}")
 
 
 def tensors(given: dict[str, tuple[Tensor | None, str]]) -> dict[str, int]:
     """Return the size of each letter in the axes ("b t h d") of tensors by name; None is not given.
 
-    Raises NotImplementedError for complex tensors, TypeError for what is no floating tensor, and ValueError
-    for shapes that disagree and for tensors that are not on the device of the first.
+    Raises NotImplementedError for complex tensors, TypeError for anything but floating tensors, and
+    ValueError for shapes that disagree and for tensors that are not on the device of the first.
     """
     sizes: dict[str, int] = {}
     first, (leader, _) = next(iter(given.items()))
@@ -68,8 +68,8 @@ def state_before(state: Tensor, dtype: torch.dtype, *inputs: Tensor | None) -> T
 
 
 def no_leaf(name: str, x: Tensor) -> None:
-    """Raise ValueError for a leaf that requires grad where gradients are recorded: as PyTorch has it, it
-    cannot be written over, since nothing would be left that its gradient could be of."""
+    """Raise ValueError for a leaf that requires grad where gradients are recorded: like PyTorch, which does
+    not let such a leaf be overwritten, since its gradient would be of a value that is gone."""
     if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
         raise ValueError(f"{name} is written to: it cannot be a leaf that requires grad, pass {name}.clone()")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lintra.compat.arguments import Dropped
 
 PACKAGES = ("fla", "mamba_ssm", "causal_conv1d")
-# kernel -> the module of its package that has it; those which transformers asks for by name alone. Left out
+# kernel -> the module of its package that has it; those that transformers requests by name alone. Left out
 # are kernels of a whole mixer, mamba_inner_fn and mamba_split_conv1d_scan_combined: they pass by its modules,
 # adapters of LoRA included, norm the steps of Falcon Mamba elsewhere than its own code does, and gain little.
 MODULES = {
@@ -56,7 +56,7 @@ def ours(kernel: str, origin: str = "") -> Callable[..., Any] | None:
     if package not in PACKAGES or listed.partition(".")[0] == package:
         places.append(listed)
     for place in places:
-        while place.partition(".")[0] in PACKAGES:  # fla.ops.gla.chunk has what fla.ops.gla is asked for
+        while place.partition(".")[0] in PACKAGES:  # the kernel of fla.ops.gla may be in fla.ops.gla.chunk
             try:
                 found = getattr(import_module(f"lintra.compat.{place}"), kernel, None)
             except ModuleNotFoundError:
@@ -77,7 +77,7 @@ def on_cpu(mine: Callable[..., Any], theirs: Callable[..., Any], *, drop: bool) 
     names = inspect.signature(mine).parameters
     drops_states = drop and mine.__name__ in _STEPS
 
-    @functools.wraps(theirs, updated=())  # not a mark that keeps compilers out of it
+    @functools.wraps(theirs, updated=())  # without a mark that keeps compilers out
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if torch.compiler.is_exporting() or any(x.device.type != "cpu" for x in tensors):
@@ -104,7 +104,7 @@ def of_transformers(function: FunctionType) -> bool:
 
 
 def slow(module: ModuleType) -> Iterator[str]:
-    """Yield the package of each kernel that a module of transformers does not take from us."""
+    """Yield the package of each kernel that a module of transformers does not take from lintra."""
     for function in vars(module).values():
         if isinstance(function, FunctionType) and of_transformers(function) and not serves_cpu(function):
             around = _variables(function)

@@ -15,7 +15,7 @@ class Packing(NamedTuple):
 
     layout: Layout
     first: Tensor  # [b], the number of each row's first sequence
-    last: Tensor  # [b], that of its last
+    last: Tensor  # [b], the number of its last sequence
 
     @classmethod
     def of(cls, seq_idx: Tensor, name: str, x: Tensor) -> "Packing":

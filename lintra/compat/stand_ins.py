@@ -18,10 +18,10 @@ from lintra.compat import kernels
 def install(*packages: str) -> dict[str, str]:
     """Have programs that import kernels of other packages find lintra's, before they import a model.
 
-    packages: those meant, of fla, mamba_ssm and causal_conv1d; all of them without any. Returns what was done
+    packages: any of fla, mamba_ssm and causal_conv1d; by default all of them. Returns what was done
     for each: "stand-in", where it is not installed, or has no GPU to run on: `import mamba_ssm` finds
     lintra's modules; "wrapped", the installed fla: its functions send tensors on the CPU to lintra and all
-    others where they went before; "left", where an installed package has its GPU. Done twice, it does nothing
+    others to its own kernels; "left", where an installed package has its GPU. Done twice, it does nothing
     more.
 
     Raises ValueError for another package; RuntimeError where a package that cannot run here has been imported
@@ -102,7 +102,7 @@ def _install(package: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package of this name, not ours, can be found."""
+    """Return whether a package of this name other than the stand-in can be found."""
     if package in sys.modules:
         return sys.modules[package] is not None
     return find_spec(package) is not None
@@ -116,7 +116,7 @@ def _stands_in(name: str, module: ModuleType | None) -> bool:
 
 
 def _fell_back(name: str, module: ModuleType, done: dict[str, str]) -> bool:
-    """Return whether a module of transformers was imported before its kernels of the packages were ours."""
+    """Return whether a module of transformers was imported before its kernels were replaced by lintra's."""
     if not name.startswith("transformers.models.") or ".modeling_" not in name:
         return False
     return any(done.get(package) in ("stand-in", "wrapped") for package in kernels.slow(module))

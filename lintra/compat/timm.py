@@ -39,7 +39,7 @@ def replace_attention(model: nn.Module, attention: AttentionConfig) -> list[str]
 class Attention(nn.Module):
     """Self-attention by any mechanism, x [b t c] -> [b t c], with the projections of timm's `Attention`.
 
-    Keeps the modules of `replaced`, such as `qkv` and `proj`. Inputs that a mechanism takes beside q, k and
+    Keeps the modules of `replaced`, such as `qkv` and `proj`. Inputs that a mechanism takes besides q, k and
     v, such as gates, are new projections of x. Raises ValueError for what the mechanism cannot do.
     """
 
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.train(replaced.training)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Return what the tokens x [b t c] get of each other.
+        """Return the output of self-attention for tokens x [b t c].
 
         `attn_mask` [b 1 t t] says where padding is, as in timm's models of images of any size: boolean, True
         for what is attended to, or added to scores. Raises ValueError for another, and for is_causal.
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 
 
 def _is_timms(module: nn.Module) -> bool:
-    """Return whether a module is made like timm's `Attention`, with nothing beside it, or stands for one."""
+    """Return whether a module is made like timm's `Attention`, with nothing else in it, or replaces one."""
     if isinstance(module, Attention):
         return True
     parts = {name for name, _ in module.named_children()}

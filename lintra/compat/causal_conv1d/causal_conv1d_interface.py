@@ -1,7 +1,7 @@
 """The short causal convolution by the names and layouts of causal-conv1d.
 
 Letters: b batch, d channels, t tokens, w width, l inputs that a buffer holds, r rows of a buffer. Channels
-stand before time, and are best contiguous: x is then the transposed view of a tensor [b t d], and so is y.
+come before time, and are best contiguous: x is then the transposed view of a tensor [b t d], and so is y.
 """
 
 import torch
@@ -34,15 +34,15 @@ def causal_conv1d_fn(
     final_states_out: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Convolve each channel with itself: y [b d t] in x's dtype and, if asked for, the last w - 1 inputs [b d
+    """Convolve each channel with itself: y [b d t] in x's dtype and, if requested, the last w - 1 inputs [b d
     w-1].
 
     x [b d t], weight [d w], its last column for the token itself, bias [d]; `activation` is None, "silu" or
-    "swish", one thing. seq_idx [b t] of integers: tokens of other numbers are not read, and where it is below
-    0, y is 0. `initial_states` [b d w-1] are the inputs before x (None: zeros). `final_states_out` [b d w-1]
-    is written to and returned. Differentiable by x, weight, bias and initial_states; of any width. Raises
-    NotImplementedError for another activation and ValueError or TypeError for arguments that disagree, among
-    them seq_idx beside states.
+    "swish", which are the same. seq_idx [b t] of integers: tokens of other numbers are not read, and where it
+    is below 0, y is 0. `initial_states` [b d w-1] are the inputs before x (None: zeros). `final_states_out`
+    [b d w-1] is written to and returned. Differentiable by x, weight, bias and initial_states; of any width.
+    Raises NotImplementedError for another activation and ValueError or TypeError for arguments that disagree,
+    including seq_idx together with states.
     """
     silu = _activation(activation)
     states = {"initial_states": (initial_states, "b d l"), "final_states_out": (final_states_out, "b d l")}
@@ -78,16 +78,16 @@ def causal_conv1d_update(
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
 ) -> Tensor:
-    """Convolve a few further tokens: y like x, and `conv_state` is brought up to date in place.
+    """Convolve a few further tokens: y like x, and `conv_state` is updated in place.
 
     x [b d] or [b d t] and conv_state [b d l], l >= w - 1, of one dtype; weight [d w], bias [d]. The last w -
-    1 inputs in conv_state come before x, which moves in from behind. With `cache_seqlens` [b] of integers
-    conv_state is used in a circle instead: the first token goes to place cache_seqlens % l. With
-    `conv_state_indices` [b] conv_state is [r d l] and says whose row is whose; below 0 is nobody's, and y is
-    0. No row may be given twice. Gradients go through x, weight and bias, and through what is written into
-    conv_state to the tokens before. Raises NotImplementedError for an activation other than None, "silu" or
-    "swish" and ValueError or TypeError for arguments that disagree; ValueError for a conv_state that is a
-    leaf and requires grad, where gradients are recorded.
+    1 inputs in conv_state come before x, which is then appended. With `cache_seqlens` [b] of integers
+    conv_state is a circular buffer instead: the first token goes to place cache_seqlens % l. With
+    `conv_state_indices` [b] conv_state is [r d l] and the indices give the row of each sequence; below 0
+    there is none, and y is 0. No row may be given twice. Gradients go through x, weight and bias, and through
+    what is written into conv_state to earlier tokens. Raises NotImplementedError for an activation other than
+    None, "silu" or "swish" and ValueError or TypeError for arguments that disagree; ValueError for a
+    conv_state that is a leaf and requires grad, where gradients are recorded.
     """
     silu = _activation(activation) is not None
     one = isinstance(x, Tensor) and x.dim() == 2
@@ -137,7 +137,7 @@ def _update(
         start = cache_seqlens.long()[:, None]
         places = (start - (width - 1) + torch.arange(width - 1, device=x.device)) % length
         inputs = torch.cat((state.gather(2, places[:, None].expand(-1, d, -1)), x), 2)
-        kept = min(t, length)  # of more tokens than there are places, the last
+        kept = min(t, length)  # with more tokens than places, the last ones
         places = (start + t - kept + torch.arange(kept, device=x.device)) % length
         after = state.scatter(2, places[:, None].expand(-1, d, -1), x[..., t - kept :])
     # What is written keeps its graph, for the gradients of earlier tokens; `inputs` has memory of its own.
@@ -147,7 +147,7 @@ def _update(
         conv_state.index_copy_(0, conv_state_indices[real].long(), after[real])
     total = checks.sum_dtype(x.dtype)
     weight, bias = weight.to(total), None if bias is None else bias.to(total)
-    inputs = inputs if t else functional.pad(inputs, (0, 1))  # conv1d asks for as many as there are weights
+    inputs = inputs if t else functional.pad(inputs, (0, 1))  # conv1d needs as many inputs as weights
     y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)[..., :t]
     y = functional.silu(y) if silu else y
     y = y if real is None else y.masked_fill(~real[:, None, None], 0)

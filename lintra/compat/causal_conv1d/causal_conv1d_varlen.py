@@ -7,10 +7,10 @@ from lintra.ops import Layout, checks
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """Return the last `state_len` inputs of each sequence, [n d state_len], the latest behind and zeros
+    """Return the last `state_len` inputs of each sequence, [n d state_len], the latest last, with zeros
     before the first.
 
-    x [t d] holds n sequences one behind the other, which cu_seqlens [n+1] bounds. Raises ValueError or
+    x [t d] holds n sequences one after the other, which cu_seqlens [n+1] bounds. Raises ValueError or
     TypeError for arguments that disagree.
     """
     checks.shape("x", x, "t d", {})

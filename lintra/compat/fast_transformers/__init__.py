@@ -50,7 +50,7 @@ _NOT_COVERED = {
 
 
 class _Refusal(MetaPathFinder):
-    """Say of a part of that library, and of what is in it, that it is not here."""
+    """Raise ImportError for a part of that library, or anything in it, that is not covered here."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         # `from fast_transformers import ...` looks under the name the package has here.

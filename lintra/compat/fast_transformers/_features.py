@@ -56,14 +56,14 @@ class FeatureAttention(Features, InnerAttention):
         q, k, fused = features(self.feature_map, q, k)
         options, mask = {"causal": self._past_only, "eps": self.eps}, real.k
         if self._past_only and mask is not None and mask is not real.q:
-            # The causal sum gives 0 where its mask does, and beside a padded key a query may be real.
+            # The causal sum gives 0 where its mask does, and the query at a padded key may be real.
             q, k, fused = apply_feature_map(fused, q), apply_feature_map(fused, k), None
             k, mask = zero_padding(mask, k)[0], None
         return ops.linear_attention(q, k, v, mask=mask, feature_map=fused, **options)[0]
 
 
 def features(feature_map: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """Return what goes into the sum, and the name of the map that is left for it to apply."""
+    """Return the inputs of the sum, and the name of the map that it still has to apply."""
     fused = getattr(feature_map, "fused", None)
     if fused is not None:
         return q, k, fused

@@ -1,7 +1,8 @@
 """Base of the inner attentions: masks read once for all of them, and a mechanism of lintra for each shape.
 
 An inner attention takes queries [n l h e], keys [n s h e], values [n s h d] and three masks: which keys each
-query may see, which queries are real, which keys are. None stands for all. What it cannot honour it refuses.
+query may see, which queries are real, which keys are. None stands for all. It raises for masks it cannot
+honour.
 """
 
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class InnerAttention(Dispatching):
         self._mechanisms: dict[Any, Attention] = {}  # by shape; they have no parameters of their own
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the mechanisms out: they are on one device, and are built again where they are missing."""
+        """Leave the mechanisms out: they are on one device, and are built again when missing."""
         return {name: x for name, x in vars(self).items() if name != "_mechanisms"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,8 +119,8 @@ class InnerAttention(Dispatching):
 
     @staticmethod
     def _read(attention: Attention, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
-        """Return what a bidirectional mechanism gives; as cross-attention, which copies k and v, only where
-        queries and keys are of two sequences."""
+        """Return the output of a bidirectional mechanism; as cross-attention, which copies k and v, only
+        where queries and keys are of two sequences."""
         if real.q is real.k and q.shape[1] == k.shape[1]:
             return attention(q, k, v, mask=real.q)
         return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
@@ -136,7 +137,7 @@ class MaskedAttention(InnerAttention):
 
 
 class Scored(Dispatching):
-    """Base of what weighs by a softmax of scores, times `softmax_temp` (None: e ** -0.5)."""
+    """Base of the types that weigh by a softmax of scores, times `softmax_temp` (None: e ** -0.5)."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Scored(Dispatching):
 
 
 class ScoredInnerAttention(Scored, InnerAttention):
-    """Base of the types of whole sequences that do."""
+    """Base of the softmax types of whole sequences."""
 
     def _mechanism(
         self, config: Callable[..., AttentionConfig], q: Tensor, v: Tensor, *, causal: bool, **options: Any

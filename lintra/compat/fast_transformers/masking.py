@@ -1,6 +1,6 @@
 """Masks as objects. True is what is kept: real tokens, or keys a query may see.
 
-What follows from a mask is computed when it is first asked for and kept: layers share a mask and each asks.
+Derived values are computed on first use and kept, since layers share a mask.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class BaseMask:
 
     @_once
     def lower_triangular(self) -> bool:
-        """Return whether row i keeps the first i + 1 columns, and no others."""
+        """Return whether each row i keeps the first i + 1 columns, and no others."""
         try:
             lengths = self.lengths
         except ValueError:

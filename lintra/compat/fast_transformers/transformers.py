@@ -1,7 +1,7 @@
 """Encoders and decoders around an attention layer, post-norm, as in the papers before 2020.
 
-Masks that are not given are made here, all True: attention layers and inner attentions of one's own read
-them. Parameters stand in the order of the library, so that the states of its optimisers fit.
+Masks that are not given are made here, all True: attention layers and inner attentions of your own read
+them. Parameters are in the order of the library, so that the states of its optimisers fit.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,7 +43,7 @@ class FeedForward(Dispatching):
 
 
 class EncoderLayer(FeedForward):
-    """Self-attention and feed-forward; what derives from it says how it is called."""
+    """Self-attention and feed-forward; subclasses define how it is called."""
 
     attention: nn.Module
 

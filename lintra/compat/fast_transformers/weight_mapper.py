@@ -1,4 +1,4 @@
-"""State dicts of other libraries under the names that models have here: rules, and mappers made of them.
+"""State dicts of other libraries under the names that models have here: rules, and mappers that apply them.
 
 A rule has `matches(key)`, and `apply(key, value)` that gives the new items [(key, value), ...].
 """
@@ -113,7 +113,7 @@ class SimpleMapper:
     ) -> dict[str, Any]:
         """Return what torch.load reads from a file, with its state dict mapped.
 
-        The state dict is what the file holds, or stands in it under the key `model_root`. Only tensors and
+        The state dict is the content of the file, or its entry under the key `model_root`. Only tensors and
         plain values are unpickled; other arguments go to torch.load.
 
         Raises ValueError for weights_only=False.

@@ -1,18 +1,18 @@
-"""Arguments that are not served here, that FLA took out, or that have an older name."""
+"""Arguments that are not supported here, that FLA removed, or that have an older name."""
 
 import warnings
 from collections.abc import Sequence
 
 
 def refuse(**unserved: object) -> None:
-    """Raise NotImplementedError for arguments, by name, that ask for what is not here."""
+    """Raise NotImplementedError for arguments, by name, that are not supported here."""
     for name, x in unserved.items():
         if x is not None and x is not False:
             raise NotImplementedError(f"{name} is not served by lintra's stand-in for fla, got {x!r:.60}")
 
 
 def heads_behind_time(head_first: object) -> None:
-    """Raise DeprecationWarning, as FLA does, for an argument that was taken out there."""
+    """Raise DeprecationWarning, as FLA does, for an argument that was removed there."""
     if head_first is not None:
         raise DeprecationWarning("head_first is gone from FLA: give inputs as [b t h ...]")
 

@@ -1,4 +1,4 @@
-"""Common way of the functions: check by the names callers use, arrange, call `linear_attention`.
+"""Common steps of the functions: check under the callers' names, arrange, call `linear_attention`.
 
 Letters: b batch, t time, n sequences (b, or those of cu_seqlens), h heads of queries and keys, o heads of
 values, which may be more, d width of q and k, e width of v.
@@ -40,7 +40,7 @@ def attend(
     rule. `scale` is d^-0.5 unless given. States are [n o d e], with `state_v_first` [n o e d], float32
     (float64 for float64 inputs); an initial one may have any floating dtype. With `normalize` they are pairs,
     the second [n 1 o d] the sum of the keys. `reverse` goes from the last token to the first.
-    Autocast changes nothing: inputs are computed with as they come.
+    Autocast changes nothing: inputs keep their dtypes.
     """
     dropped = isinstance(initial_state, Dropped)
     if dropped:
@@ -59,7 +59,7 @@ def attend(
             if cu_seqlens is not None:
                 cu_seqlens, state = sizes["t"] - cu_seqlens.flip(0), _reordered(state)
         options: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "normalize": normalize}
-        # In FLA's denominator are the scaled scores: the scale cancels, but for the number that is added.
+        # In FLA's denominator are the scaled scores: the scale cancels, except in the number that is added.
         options |= {"eps": EPS / factor} if normalize else {"scale": factor}
         inplace = dropped and state is not None and state.kv is initial_state
         y, after = linear_attention(q, k, v, log_decay=g, beta=beta, inplace=inplace, **options)
@@ -104,7 +104,7 @@ def gated_beta(beta: Tensor, use_beta_sigmoid_in_kernel: bool, allow_neg_eigval:
 def _sizes(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, cu_seqlens: Tensor | None
 ) -> dict[str, int]:
-    """Return the sizes of the axes by letter, or raise for tensors that do not go together."""
+    """Return the sizes of the axes by letter, or raise for tensors that do not fit together."""
     sizes: dict[str, int] = {}
     for name, x, letters in (("q", q, "b t h d"), ("k", k, "b t h d"), ("v", v, "b t o e")):
         checks.shape(name, x, letters, sizes)

@@ -1,4 +1,5 @@
-"""The installed flash-linear-attention (FLA), with its functions sent to ours for tensors of the CPU.
+"""The installed flash-linear-attention (FLA), with its functions redirected to lintra's for tensors on the
+CPU.
 
 A function that FLA dispatches by itself gets a backend, so that it is reached under names imported before as
 well. The others are replaced where the modules of FLA hold them.
@@ -43,11 +44,12 @@ _registered: set[str] = set()  # FLA has no way to take a backend out: one that 
 
 
 def wrap() -> None:
-    """Send calls of the installed FLA to ours for tensors of the CPU; others go where they went.
+    """Redirect calls of the installed FLA to lintra for tensors on the CPU; all others are unchanged.
 
     Done twice, it does nothing more. Functions that FLA does not dispatch are reached under the names that
     its own modules hold, those loaded later included, not under those that others have imported before.
-    Raises ImportError if FLA is not installed or cannot be imported here, or has not all that we serve.
+    Raises ImportError if FLA is not installed or cannot be imported here, or lacks a function that lintra
+    serves.
     """
     if _wrapped:
         return

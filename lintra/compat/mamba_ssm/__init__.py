@@ -1,6 +1,6 @@
 """The interface of mamba_ssm 2.3 (state-spaces/mamba) on lintra's ops, which run on every CPU: its functions.
 
-docs/mamba.md says what is served. Its modules and models (`Mamba`, `Mamba2`, `MambaLMHeadModel`) are not
+docs/mamba.md says what is supported. Its modules and models (`Mamba`, `Mamba2`, `MambaLMHeadModel`) are not
 here.
 """
 

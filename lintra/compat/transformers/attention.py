@@ -52,8 +52,8 @@ _built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
 def register_attention(name: str, config: AttentionConfig) -> None:
     """Let `attn_implementation=name` be the mechanism of a configuration, such as performer.Config().
 
-    Raises ValueError unless the name begins with "lintra-" and is not that of a mechanism; TypeError for what
-    is no configuration."""
+    Raises ValueError unless the name begins with "lintra-" and is not that of a mechanism; TypeError for
+    anything but a configuration."""
     own = name.removeprefix(f"{PREFIX}-")
     if own == name or not own or own in mechanisms.names():
         raise ValueError(f"name must be 'lintra-...' and not that of a mechanism, got {name!r}")
@@ -64,7 +64,7 @@ def register_attention(name: str, config: AttentionConfig) -> None:
 
 
 def configured(name: str | None) -> AttentionConfig | None:
-    """Return the configuration that stands behind an `attn_implementation`; None if it is not lintra's."""
+    """Return the configuration of an `attn_implementation`; None if it is not lintra's."""
     if name is None or name in REGISTERED:
         return REGISTERED.get(name or "")
     own = "softmax" if name == PREFIX else name.removeprefix(f"{PREFIX}-")
@@ -76,8 +76,8 @@ def cache_for(model: nn.Module) -> StateCache:
 
     Raises ValueError unless the model was built with attention of lintra that has a recurrent form, and for
     models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks,
-    layers that share keys and values, and latent attention (DeepSeek, Kimi Linear), whose cache holds what
-    keys and values are made of."""
+    layers that share keys and values, and latent attention (DeepSeek, Kimi Linear), whose cache holds the
+    inputs of keys and values."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     config = configured(name)
     if config is None:
@@ -198,7 +198,7 @@ def _run(
         rows = [x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)]
         return mechanism(*rows, layout=packed).unflatten(1, q.shape[:2])[0]
     before = k.shape[1] - q.shape[1]
-    if before:  # What stands for earlier queries is not looked at: a causal y is of its own query.
+    if before:  # Placeholders of earlier queries are not read: a causal y depends on its own query.
         q = torch.cat((q.new_zeros(q.shape[0], before, *q.shape[2:]), q), 1)
     layout = seen.layout(q)
     return layout.zero(mechanism(q, k, v, layout=layout))[:, before:]
@@ -207,8 +207,8 @@ def _run(
 def _packing(
     seen: Visible, q: Tensor, k: Tensor, position_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Layout | None:
-    """Return the layout of packed sequences by cu_seqlens, by what transformers' mask says of them or, where
-    there is no mask, by positions that begin again at 0."""
+    """Return the layout of packed sequences: by cu_seqlens, by transformers' mask or, where there is no mask,
+    by positions that begin again at 0."""
     if cu_seqlens is not None:
         return Layout.of("query", q, None, cu_seqlens)
     fresh = seen.causal and not seen.masked and seen.sequence is None and q.shape[1] == k.shape[1] > 1
@@ -221,7 +221,8 @@ def _packing(
 
 
 def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
-    """Return whether a bidirectional module may read another sequence: the mask is then not of its own."""
+    """Return whether a bidirectional module may read another sequence: the mask is then that of the other
+    one."""
     config = getattr(module, "config", None)
     crossing = any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention"))
     return crossing or q.shape[1] != k.shape[1]
@@ -230,7 +231,7 @@ def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
 def _config(
     name: str, config: Any, window: int | None, scaling: float | None, dropout: float
 ) -> AttentionConfig:
-    """Return the configuration with what a call asks for, where the mechanism has such fields."""
+    """Return the configuration with the settings of a call, where the mechanism has such fields."""
     known = {field.name for field in fields(config)}
     if dropout and "dropout" not in known:
         raise ValueError(
@@ -248,7 +249,7 @@ def _config(
 def _mechanism(
     module: nn.Module, name: str, config: AttentionConfig, causal: bool, q: Tensor, k: Tensor, v: Tensor
 ) -> Attention:
-    """Return the mechanism of a layer, built once for each way in which it is called."""
+    """Return the mechanism of a layer, built once for each kind of call."""
     shape = {"heads": q.shape[2], "kv_heads": k.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
     kinds = _built.setdefault(module, {})
     key = (config, causal, *shape.values(), q.device, q.dtype)

@@ -15,8 +15,8 @@ _OWNER = "lintra_layer"  # the attribute of keys by which attention finds the la
 class StateHolder:
     """A `state` (None: before any token) and `length`, the tokens so far with padding, for transformers.
 
-    Each call of a model puts a new state in place of the old, whose tensors are never written into: a
-    `copy.copy` keeps a place to come back to.
+    Each call of a model puts a new state in place of the old, whose tensors are never overwritten: a
+    `copy.copy` keeps a state to return to.
     """
 
     def __init__(self, **options: Any):
@@ -60,7 +60,7 @@ class StateHolder:
 
 
 class StateLayer(StateHolder, CacheLayerMixin):
-    """The state of one layer. `update` hands the new keys through; attention then asks `extend`."""
+    """The state of one layer. `update` passes the new keys through; attention then calls `extend`."""
 
     supports_early_init = False
     waiting = False  # for attention to take the tokens of the last update
@@ -73,7 +73,8 @@ class StateLayer(StateHolder, CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Return the new keys and values [b g t d] alone, marked as this layer's.
 
-        Raises RuntimeError if no attention of lintra took those of the call before: its tokens would be lost.
+        Raises RuntimeError if no attention of lintra took those of the previous call: its tokens would be
+        lost.
         """
         if self.waiting:
             raise RuntimeError(
@@ -111,7 +112,7 @@ class StateCache(Cache):
 
     `past_key_values` of a forward or of `generate`. Where the mechanism's state is constant, decoding takes
     as much time and memory after 64,000 tokens as after one. A state cannot be cropped: assisted decoding
-    refuses it, and `copy.copy(cache)` keeps a place to come back to.
+    refuses it, and `copy.copy(cache)` keeps a state to return to.
 
     layers: those of a hybrid model, with transformers' own for convolutions and recurrences; None: a
     `StateLayer` for each layer there is."""
@@ -144,5 +145,5 @@ def _nbytes(held: Any) -> int:
 
 
 def owner(keys: Tensor) -> StateLayer | None:
-    """Return the layer of a StateCache that handed these keys through; None: there is no such cache."""
+    """Return the layer of a StateCache that passed these keys through; None if there is no such cache."""
     return getattr(keys, _OWNER, None)

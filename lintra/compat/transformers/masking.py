@@ -39,7 +39,7 @@ class Visible(NamedTuple):
         )
 
     def contiguous(self) -> Tensor:
-        """Return the mask [b or 1, 1, t, s]: who asks, `generate` for a static cache, takes tensors alone."""
+        """Return the mask [b or 1, 1, t, s]: its user, `generate` with a static cache, takes only tensors."""
         assert self.size is not None, "only what a mask function makes has a size"
         if self.sequence is not None:
             raise NotImplementedError("packed sequences have no mask as a tensor: pass them padded")
@@ -72,7 +72,7 @@ def visible(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Visible | Tensor:
-    """Return `Visible` for what it can say, else a mask [b 1 t s]; the mask function of transformers."""
+    """Return `Visible` where it suffices, else a mask [b 1 t s]; the mask function of transformers."""
     window = getattr(config, "sliding_window", None)
     kinds: list[tuple[Callable[..., Any], bool, int | None]] = [
         (masks.causal_mask_function, True, None),

@@ -1,7 +1,7 @@
 """Encoders of transformers as lintra's own: Longformer, BigBird and Nystromformer with their weights.
 
 The blocks are those of BERT: token, position and type embeddings added, a norm, then attention and
-feed-forward, each with its residual and a norm behind it. Equal outputs in evaluation where transformers
+feed-forward, each followed by its residual and a norm. Equal outputs in evaluation where transformers
 computes what the paper says: docs/pretrained-encoders.md lists where it does not. Poolers are left out.
 """
 
@@ -43,7 +43,7 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
     assert isinstance(model, PreTrainedModel)
     _check_kind(model.config, type(model).__name__)
     base: Any = getattr(model, model.base_model_prefix, model)
-    # Longformer and Nystromformer begin behind the positions that padding once had.
+    # Longformer and Nystromformer begin after the positions that padding once had.
     first = {"longformer": base.config.pad_token_id + 1, "nystromformer": 2}.get(base.config.model_type, 0)
     positions = base.embeddings.position_embeddings.weight[first:]
     options, head = _head(model)
@@ -56,7 +56,7 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
 
 
 def load_whole(kind: Any, place: str | Path) -> Any:
-    """Return `kind.from_pretrained(place)`, in which nothing is left as transformers initialised it.
+    """Return `kind.from_pretrained(place)`, with no weight left as transformers initialised it.
 
     Raises ValueError, naming the tensors, where weights are missing; a pooler's may be.
     """
@@ -70,7 +70,7 @@ def load_whole(kind: Any, place: str | Path) -> Any:
 
 
 def _check_kind(config: Any, name: str) -> None:
-    """Raise ValueError unless the model `name` of a configuration is an encoder that we have."""
+    """Raise ValueError unless the model `name` of a configuration is an encoder that lintra has."""
     decoder = getattr(config, "is_decoder", False)
     if config.model_type not in _KINDS or decoder:
         raise ValueError(
@@ -112,7 +112,7 @@ def _attention(config: Any, positions: int) -> AttentionConfig:
             return softmax.Config(dropout=dropout)
         blocks = {"block": config.block_size, "random_blocks": config.num_random_blocks}
         return bigbird.Config(**blocks, dropout=dropout)
-    # As many landmarks as tokens in a segment's length is how it spells attention without landmarks.
+    # As many landmarks as tokens in a segment's length is its notation for attention without landmarks.
     exact = config.num_landmarks == config.segment_means_seq_len
     return nystromformer.Config(
         landmarks=positions if exact else config.num_landmarks,
@@ -155,7 +155,7 @@ def _block(layer: Any) -> dict[str, Tensor]:
 
 
 def _head(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields of a configuration and the tensors of what is behind the blocks."""
+    """The fields of a configuration and the tensors of the head."""
     name, config = type(model).__name__, model.config
     if name.endswith("Model"):
         return {}, {}

@@ -1,4 +1,4 @@
-"""Attention by type: what projects to heads, and inner attentions that hand over to lintra's mechanisms."""
+"""Attention by type: the layer that projects to heads, and inner attentions that call lintra's mechanisms."""
 
 from lintra.compat.fast_transformers.attention.aft_attention import AFTFullAttention, AFTSimpleAttention
 from lintra.compat.fast_transformers.attention.attention_layer import AttentionLayer

@@ -51,7 +51,7 @@ class AFTSimpleAttention(InnerAttention):
         return self._read(self._mechanism(aft.Config, q, v, causal=False), q, k, v, real)
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
-        if real.k is not None:  # a padded key weighs nothing, a query beside it may be real
+        if real.k is not None:  # a padded key has no weight, the query at its place may be real
             k = k.masked_fill(~real.k[..., None, None], torch.finfo(k.dtype).min)
         return self._mechanism(aft.Config, q, v, causal=True)(q, k, v)
 

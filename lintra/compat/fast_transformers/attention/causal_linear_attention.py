@@ -22,7 +22,7 @@ def causal_linear(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
 class CausalLinearAttention(FeatureAttention):
     """Linear attention in which every query sees the real keys up to its own place.
 
-    Of more keys than queries those behind the last query are not seen; of more queries than keys the last
+    With more keys than queries those after the last query are not seen; with more queries than keys the last
     ones see all keys. Raises ValueError for a feature map that looks at other tokens.
     """
 
@@ -45,7 +45,7 @@ class CausalLinearAttention(FeatureAttention):
         return super().forward(queries, keys, values, attn_mask, query_lengths, key_lengths)
 
     def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
-        if q.shape[1] == 1:  # the only mask that is both
+        if q.shape[1] == 1:  # causal and bidirectional masks are then the same
             return self._causal(q, k, v, real)
         return super()._bidirectional(q, k, v, real)
 

@@ -31,7 +31,7 @@ class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         with no_autocast(q):
             scores = (q.to(dtype) @ k.to(dtype).mT).masked_fill(~visible, -torch.inf)
-        # Before they are scaled: a temperature below 0 does not make the smallest the largest.
+        # Chosen before scaling, so that a temperature below 0 does not make the smallest the largest.
         best = scores.topk(min(self.topk, k.shape[2]), -1, sorted=False)
         weights = self._softmax(scale * best.values, best.values > -torch.inf)
         weights = weights.new_zeros(scores.shape).scatter(-1, best.indices, weights)

@@ -12,7 +12,7 @@ from lintra.ops.softmax_attention import fused_attention
 class FullAttention(MaskedAttention, ScoredInnerAttention):
     """Softmax attention; any mask.
 
-    Its weights are made only where somebody listens, and looks at them or there is dropout.
+    Its weights are computed only if there is a listener that reads them, or dropout.
     """
 
     def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
@@ -33,7 +33,7 @@ class FullAttention(MaskedAttention, ScoredInnerAttention):
         inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
         def weights() -> Tensor:
-            # A listener may read them under no_grad: the output made of them keeps its graph.
+            # A listener may read them under no_grad: the output computed from them keeps its graph.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 shown = self._weights(q.movedim(1, 2), k.movedim(1, 2), visible)
                 made.append(
@@ -44,7 +44,7 @@ class FullAttention(MaskedAttention, ScoredInnerAttention):
         # Read after the forward pass, dropout would be sampled a second time: it is sampled at once.
         event = AttentionEvent(self, weights() if self._weighing()["dropout"] else weights)
         self.event_dispatcher.dispatch(event)
-        if made:  # of the weights that were shown, dropout included
+        if made:  # from the weights that were shown, dropout included
             return made[0]
         return self._fused(q, k, v, visible)
 

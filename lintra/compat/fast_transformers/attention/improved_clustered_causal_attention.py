@@ -1,6 +1,6 @@
 """Clustered queries that look only at the keys their cluster finds most important, and only back.
 
-Which keys these are is decided with the whole sequence in view, as in the library: nothing later reaches an
+Which keys these are depends on the whole sequence, as in the library: nothing later reaches an
 output, but later tokens may change what earlier ones look at. A query whose keys are all later gets 0.
 """
 
@@ -23,7 +23,7 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
     """The `topk` keys of a query's cluster, of them those up to its own place; memory grows by l topk e."""
 
     def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
-        if q.shape[1] == k.shape[1] == 1:  # the only mask that is both
+        if q.shape[1] == k.shape[1] == 1:  # causal and bidirectional masks are then the same
             return self._causal(q, k, v, real)
         return InnerAttention._bidirectional(self, q, k, v, real)
 

@@ -17,13 +17,13 @@ from lintra.ops.banded import banded_attention, windows
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import softmax_attention
 
-SMALLEST = 16  # queries to a block where a mask says who sees whom
+SMALLEST = 16  # queries to a block where a mask says which keys queries see
 
 
 class LocalAttention(MaskedAttention, ScoredInnerAttention):
     """Softmax over the `local_context` keys around each query: the c / 2 before it, itself, those after.
 
-    Any mask, of which only what lies in that neighbourhood is read. Query i stands at the place of key i, of
+    Any mask, of which only that neighbourhood is read. Query i stands at the place of key i, of
     however many keys: one that has none near gets 0.
     """
 

@@ -47,12 +47,12 @@ class Registry:
         return key in self._specs
 
     def validate_parameter(self, key: str, value: Any) -> Any:
-        """The value as the parameter's spec gives it back. Raises ValueError where that refuses it."""
+        """Return the value in the canonical form of its spec. Raises ValueError if the spec refuses it."""
         if key not in self._specs:
             raise ValueError(f"no registered type takes a parameter {key!r}")
         try:
             return self._specs[key].get(value)
-        except Exception as error:  # of any kind: a spec may be anybody's function
+        except Exception as error:  # of any kind: a spec may be any function
             raise ValueError(f"{key} must be {self._specs[key]!r}, got {value!r}") from error
 
 

@@ -32,7 +32,7 @@ class BaseAttentionBuilder(BaseBuilder):
 
     @property
     def parameters(self) -> list[str]:
-        """The names of what can be set."""
+        """The names that can be set."""
         return sorted({name for key in self._registry.keys for name in self._registry[key][1]})
 
     def takes(self, name: str) -> bool:

@@ -9,16 +9,16 @@ Builder = TypeVar("Builder", bound="BaseBuilder")
 
 
 class BaseBuilder:
-    """Attributes in, a module out of `get()`."""
+    """Takes attributes, and builds a module in `get()`."""
 
     @classmethod
     def from_kwargs(cls: type[Builder], *, strict: bool = True, **kwargs: Any) -> Builder:
-        """A builder with these attributes. ValueError for one that there is not, unless strict=False."""
+        """A builder with these attributes. Raises ValueError for an unknown one, unless strict=False."""
         return cls.from_dictionary(kwargs, strict=strict)
 
     @classmethod
     def from_namespace(cls: type[Builder], args: Namespace, strict: bool = False) -> Builder:
-        """A builder from parsed arguments; what it does not know is left out unless strict=True."""
+        """A builder from parsed arguments; unknown ones are ignored unless strict=True."""
         return cls.from_dictionary(vars(args), strict=strict)
 
     @classmethod
@@ -35,7 +35,7 @@ class BaseBuilder:
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:
-    """A sentence for an error: there is no such name, and which ones are near it."""
+    """A sentence for an error: there is no such name, but similar ones."""
     near = get_close_matches(name, known)
     hint = f"; perhaps {' or '.join(near)}" if near else f"; there are {', '.join(known)}"
     return f"there is no {what} {name!r}{hint}"

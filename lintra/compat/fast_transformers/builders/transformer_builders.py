@@ -1,6 +1,6 @@
 """Builders of whole models.
 
-A builder of one's own derives from one of these and says in the `_get_*` methods what its model is made of.
+A builder of your own derives from one of these and returns the parts of its model from the `_get_*` methods.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from lintra.compat.fast_transformers.transformers import (
 
 
 def _by_default(name: str, default: Callable[[Any], int]) -> Any:
-    """A property kept under `name`; while that is None, what `default` makes of the builder."""
+    """A property kept under `name`; while that is None, the result of `default` for the builder."""
     return property(
         lambda self: getattr(self, name) or default(self), lambda self, value: setattr(self, name, value)
     )
@@ -146,7 +146,7 @@ class StrictBuilder(BaseTransformerBuilder):
 
 
 class BaseTransformerEncoderBuilder(StrictBuilder):
-    """An encoder of what the `_get_*` methods name."""
+    """An encoder of the parts that the `_get_*` methods name."""
 
     def __init__(self):
         self._attention_builder = self._get_attention_builder()
@@ -217,8 +217,8 @@ class RecurrentEncoderBuilder(BaseTransformerEncoderBuilder):
 
 
 class BaseTransformerDecoderBuilder(StrictBuilder):
-    """A decoder of what the `_get_*` methods name. `cross_*` are sizes of the attention to the memory, by
-    default those of the decoder; `cross_model_dimensions` is the size of the memory."""
+    """A decoder of the parts that the `_get_*` methods name. `cross_*` are sizes of the attention to the
+    memory, by default those of the decoder; `cross_model_dimensions` is the size of the memory."""
 
     _cross_n_heads: int | None = None
     _cross_query_dimensions: int | None = None

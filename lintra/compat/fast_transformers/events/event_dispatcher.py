@@ -1,4 +1,4 @@
-"""Dispatch of events to those who listen to them."""
+"""Dispatch of events to listeners."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from lintra.compat.fast_transformers.events.filters import event_class
 
 
 class EventDispatcher:
-    """Call every listener whose filter is true of an event, in the order in which they came.
+    """Call every listener whose filter is true for an event, in the order in which they were added.
 
         EventDispatcher.get().listen(AttentionEvent & layer_name_contains(model, "layers.2"), print)
 
@@ -22,7 +22,7 @@ class EventDispatcher:
 
     @property
     def listening(self) -> bool:
-        """Return whether there is any listener: what costs time for an event alone can be left out if not."""
+        """Return whether there is any listener: otherwise work done only for events can be skipped."""
         return bool(self._listeners)
 
     def listen(self, event_filter: Callable[[Any], Any], event_handler: Callable[[Any], Any]) -> None:
@@ -35,7 +35,7 @@ class EventDispatcher:
         self._listeners[event_handler] = event_filter
 
     def remove(self, event_handler: Callable[[Any], Any]) -> None:
-        """Call it no more. Nothing happens if it does not listen."""
+        """Stop calling a handler. Nothing happens if it does not listen."""
         self._listeners.pop(event_handler, None)
 
     def clear(self) -> None:
@@ -51,7 +51,7 @@ class EventDispatcher:
 
     @classmethod
     def get(cls, key: "Hashable | EventDispatcher" = "") -> "EventDispatcher":
-        """The dispatcher of that name, made where there is none yet; a dispatcher is given back."""
+        """Return the dispatcher of that name, created if there is none; a dispatcher is returned as it is."""
         if isinstance(key, EventDispatcher):
             return key
         return cls._dispatchers.setdefault(key, cls())

@@ -18,14 +18,14 @@ def orthogonal_random_matrix_(w: Tensor) -> None:
 
 
 def _generator() -> torch.Generator:
-    """One whose seed comes from the global generator, so that torch.manual_seed decides what it draws."""
+    """A generator seeded from the global one, so that torch.manual_seed determines its draws."""
     return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
 
 class RandomFourierFeatures(FeatureMap):
     """cos and sin of random projections: estimates exp(-t |x - y|^2 / 2), t being `softmax_temp`.
 
-    n_dims features (default query_dimensions), made of `omega` [query_dimensions n_dims/2]. Of the calls of
+    n_dims features (default query_dimensions), from `omega` [query_dimensions n_dims/2]. Of the calls of
     `new_feature_map` the first and every `redraw`-th after it sample again; none does in evaluation mode with
     `deterministic_eval`.
     """
@@ -152,7 +152,7 @@ class GeneralizedRandomFeatures(RandomFourierFeatures):
 def begin(feature_map: nn.Module, device: torch.device) -> None:
     """Call `new_feature_map`, as attention does before a sequence, unless it is the one above.
 
-    A map of somebody's own may draw each time; those of this file are sampled when they are built.
+    A user's map may draw each time; those of this file are sampled when they are built.
     """
     draw = getattr(feature_map, "new_feature_map", None)
     if draw is not None and getattr(draw, "__func__", None) is not RandomFourierFeatures.new_feature_map:

@@ -1,4 +1,4 @@
-"""States under either of their names, and what goes in as one."""
+"""States under either of their names, and checks of them."""
 
 import warnings
 from collections.abc import Sequence

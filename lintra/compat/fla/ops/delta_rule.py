@@ -34,7 +34,7 @@ def chunk_delta_rule(
 
 
 def fused_chunk_delta_rule(**kwargs: object) -> None:
-    """Raise NotImplementedError, as FLA does, which took this form out."""
+    """Raise NotImplementedError, as FLA does, which removed this form."""
     raise NotImplementedError("fused_chunk_delta_rule is gone from FLA: chunk_delta_rule computes the same")
 
 

@@ -37,7 +37,7 @@ def chunk_gla(
 
 
 def fused_chunk_gla(**kwargs: object) -> None:
-    """Raise NotImplementedError, as FLA does, which took this form out."""
+    """Raise NotImplementedError, as FLA does, which removed this form."""
     raise NotImplementedError("fused_chunk_gla is gone from FLA: chunk_gla computes the same")
 
 

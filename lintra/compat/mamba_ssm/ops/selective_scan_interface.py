@@ -2,8 +2,8 @@
 mixer.
 
 Letters: b batch, d channels, t tokens, n states of a channel, g groups of channels, w width of the
-convolution, r rank of the step sizes, c model width. Channels stand before time; a transposed view of a
-tensor [b t d] is read as it lies.
+convolution, r rank of the step sizes, c model width. Channels come before time; a transposed view of a
+tensor [b t d] is read without a copy.
 """
 
 from torch import Tensor
@@ -26,7 +26,7 @@ def selective_scan_fn(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Scan u by Mamba's selective state space model: y [b d t] in u's dtype and, if asked for, the last state
+    """Scan u by Mamba's selective state space model: y [b d t] in u's dtype and, if requested, the last state
     [b d n].
 
     u, delta, z [b d t]; A [d n]; B and C [d n], [b n t] or [b g n t], each for itself; D, delta_bias [d].
@@ -159,7 +159,7 @@ def _axes(x: Tensor, groups: str) -> str:
 
 
 def _by_token(name: str, x: Tensor, b: int, t: int, d: int) -> Tensor:
-    """Return B or C as [b t g n]. One that is the same for all tokens has a group for every channel."""
+    """Return B or C as [b t g n]. A constant one has a group for every channel."""
     if x.dim() == 2:
         return x.expand(b, t, *x.shape)
     x = x.mT[:, :, None] if x.dim() == 3 else x.permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""The norm of the mean square with a gate behind it, as the layers of recurrences end."""
+"""The norm of the mean square followed by a gate, as at the end of recurrent layers."""
 
 import torch
 from torch import Tensor, nn

@@ -31,9 +31,10 @@ def fused_recurrent_gated_delta_rule(
     """The gated delta rule; differentiable, which FLA's is not.
 
     Decays may come for every head, g [b t o], for every feature of the keys, gk [b t o d], or as the product
-    of both; gv, decays of values, are not served. With `use_gate_in_kernel` g is what the gate is computed
-    of, and A_log and dt_bias are [o]; otherwise those two say nothing. `use_beta_sigmoid_in_kernel`: beta is
-    given as logits, and with `allow_neg_eigval` goes up to 2. Without beta it is 1.
+    of both; gv, decays of values, are not served. With `use_gate_in_kernel` g is the input from which the
+    gate is computed, and A_log and dt_bias are [o]; otherwise those two are ignored.
+    `use_beta_sigmoid_in_kernel`: beta is given as logits, and with `allow_neg_eigval` goes up to 2. Without
+    beta it is 1.
     """
     refuse(gv=gv)
     if use_gate_in_kernel:

@@ -30,9 +30,9 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, State]:
     """Kimi delta attention; differentiable, which FLA's is not.
 
-    With `use_gate_in_kernel` g is what `fused_kda_gate` computes the decay of, with A_log [o], dt_bias [o d]
-    and `lower_bound`; otherwise those three say nothing. `use_beta_sigmoid_in_kernel`: beta is given as
-    logits, and with `allow_neg_eigval` goes up to 2.
+    With `use_gate_in_kernel` g is the input from which `fused_kda_gate` computes the decay, with A_log [o],
+    dt_bias [o d] and `lower_bound`; otherwise those three are ignored. `use_beta_sigmoid_in_kernel`: beta is
+    given as logits, and with `allow_neg_eigval` goes up to 2.
     """
     return attend(
         q,

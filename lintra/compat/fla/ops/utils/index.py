@@ -21,5 +21,5 @@ def prepare_cu_seqlens_from_lens(lens: Tensor, dtype: torch.dtype | None = torch
 
 
 def prepare_cu_seqlens_from_mask(mask: Tensor, dtype: torch.dtype | None = torch.int32) -> Tensor:
-    """Return the bounds of the real tokens of a mask [n t], taken out of their rows one behind the other."""
+    """Return the bounds of the real tokens of a mask [n t], taken out of their rows one after the other."""
     return prepare_cu_seqlens_from_lens(prepare_lens_from_mask(mask), dtype)

@@ -33,17 +33,17 @@ def selective_state_update(
     dt_softplus: bool = False,
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
-    """Return y of one token, in the shape and dtype of x, and bring `state` up to date in place.
+    """Return y of one token, in the shape and dtype of x, and update `state` in place.
 
     Mamba: state [b p n], x, dt, z [b p], A [p n], B, C [b n], D, dt_bias [p]. Mamba-2: state [b h p n], x,
     dt, z [b h p], A [h p n], B, C [b g n], D, dt_bias [h p]; where A, dt and dt_bias are one number of each
     head expanded (strides of 0), there is one decay for the head. The state is read and written once where it
     is contiguous and in the dtype of sums; in any other it is rounded after each token. With
-    `state_batch_indices` [b] of integers the first axis of state is r and they say whose row is whose; below
-    0 is nobody's, and y is 0. No row may be given twice. Gradients go through all arguments, and through what
-    is written into state to the tokens before. Raises NotImplementedError for complex A and ValueError or
-    TypeError for arguments that disagree; ValueError for a state that is a leaf and requires grad, where
-    gradients are recorded.
+    `state_batch_indices` [b] of integers the first axis of state is r and they give the row of each sequence;
+    below 0 there is none, and y is 0. No row may be given twice. Gradients go through all arguments, and
+    through what is written into state to the tokens before. Raises NotImplementedError for complex A and
+    ValueError or TypeError for arguments that disagree; ValueError for a state that is a leaf and requires
+    grad, where gradients are recorded.
     """
     heads = isinstance(state, Tensor) and state.dim() == 4
     h, r = "h " if heads else "", "b" if state_batch_indices is None else "r"
@@ -110,5 +110,5 @@ def selective_state_update(
 
 
 def _tied(A: Tensor) -> bool:
-    """Return whether all states of a head decay alike, which strides of 0 say."""
+    """Return whether all states of a head decay alike, as strides of 0 imply."""
     return A.stride(-1) == 0 and A.stride(-2) == 0

@@ -47,7 +47,7 @@ def mamba_chunk_scan_combined(
     return_varlen_states: bool = False,
     state_dtype: torch.dtype | None = None,
 ) -> Any:
-    """Scan x by Mamba-2's state space model: y [b t h p] in x's dtype, then the states that were asked for.
+    """Scan x by Mamba-2's state space model: y [b t h p] in x's dtype, then the requested states.
 
     x, z [b t h p], dt [b t h], A, dt_bias [h], B, C [b t g n], D [h] or [h p]; `dt_limit` bounds the step
     sizes after dt_bias and softplus. `initial_states` [b h p n] come before x. `return_final_states` adds the
@@ -57,7 +57,8 @@ def mamba_chunk_scan_combined(
     sequences of one row, which cu_seqlens [s+1] must bound as seq_idx does, in C's dtype or `state_dtype`.
     Otherwise `chunk_size` and `state_dtype` are without effect. Gradients go through all of it. Raises
     NotImplementedError for a state that would grow (dt A above 0) and for complex A; ValueError or TypeError
-    for arguments that disagree, and for cu_seqlens without seq_idx, which would keep nothing apart.
+    for arguments that disagree, and for cu_seqlens without seq_idx, without which sequences are not
+    separated.
     """
     sizes = tensors(
         {
@@ -128,7 +129,7 @@ def mamba_split_conv1d_scan_combined(
     h*p].
 
     zxbcdt [b t 2 m + 2 h p + 2 g n + h] holds, in this order, two inputs of a gated MLP (m wide, usually 0:
-    its output stands before y), z, x, B, C and dt. conv1d_weight [h p + 2 g n, w] and conv1d_bias are of the
+    its output comes before y), z, x, B, C and dt. conv1d_weight [h p + 2 g n, w] and conv1d_bias are of the
     convolution over x, B and C, `activation` (None, "silu" or "swish") comes after it; dt_bias, A [h]; D [h
     p], or [h] with the width of a head as `headdim`. Without `rmsnorm_weight` [h p] y is gated by z; with it,
     y is gated and normed in `ngroups` groups, normed first if `norm_before_gate`. `outproj_weight` [c m + h
@@ -230,7 +231,7 @@ def _firsts(before: Tensor, packing: Packing, seq_idx: Tensor | None) -> Tensor:
 
 
 def _finish(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    """(y + D x) silu(z) in x's dtype. Where nothing is recorded, in place: y is nobody else's."""
+    """(y + D x) silu(z) in x's dtype. Where nothing is recorded, in place: nothing else uses y."""
     recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or checks.transforming(y)
     if D is not None:
         D = D.to(y.dtype) if D.dim() == 2 else D.to(y.dtype)[:, None]
