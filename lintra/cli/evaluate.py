@@ -45,7 +45,7 @@ class Options:
     """Score a trained model on its whole test set: exact likelihood, error rates of speech, or forecasts
     beside naive ones."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    model: Path = Path("mnist-small")  # folder of a run or checkpoint, or a bundled model
     limit: int | None = None  # score only this many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
     seed: int = 0  # for that choice, forecasts' paths and pictures

@@ -19,7 +19,7 @@ class Options:
 
     # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md); a folder of its own
     to: Literal["runtime", "onnx", "safetensors"]
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    model: Path = Path("mnist-small")  # folder of a run or checkpoint, or a bundled model
     weights: Weights = "float32"  # their format; fewer bits are read faster
     opset: onnx.Opset = 20  # of ONNX; 27 has an operator for a recurrence
     domain: onnx.Domain = "ai.onnx"  # whose operator; com.microsoft: that of onnxruntime, with any opset

@@ -49,7 +49,7 @@ class Sampling(GenerationOptions):
 class Options:
     """Draw or write with a trained model, token by token, as an RNN."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    model: Path = Path("mnist-small")  # folder of a run or checkpoint, or a bundled model
     samples: int = 16  # images or sequences sampled from scratch
     complete: int | tuple[Path, ...] | None = None  # number of test images, or files; else 8 if found
     completions: int = 3  # of each image

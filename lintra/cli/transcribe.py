@@ -35,7 +35,7 @@ class Options:
     or a microphone (--live)."""
 
     files: Files = ()  # audio files; -: standard input, WAV or raw samples
-    model: Path = Path("spoken-digits")  # the folder of a run or checkpoint, or a bundled model
+    model: Path = Path("spoken-digits")  # folder of a run or checkpoint, or a bundled model
     json: bool = False  # an object a line: text, words and their times
     ctm: bool = False  # a line a word: name of the file, channel, start, duration, word
     srt: bool = False  # subtitles

@@ -16,7 +16,7 @@ from lintra.models import CTC
 class Options:
     """Run a model in the browser: it completes your drawing, or transcribes the microphone."""
 
-    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or a bundled model
+    model: Path = Path("mnist-small")  # folder of a run or checkpoint, or a bundled model
     port: int = 8642  # of 127.0.0.1; 0: a free one
     out: Path | None = None  # write the page into this file instead, which works without a server
     weights: Weights = "float16"  # their format in the page

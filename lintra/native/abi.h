@@ -31,7 +31,7 @@ typedef struct {
   lintra_tensor q, k, v;               // [b t h f] [b s g f] [b s g e]
   lintra_tensor log_decay, log_input;  // s, [b s g]
   lintra_tensor mask;                  // bytes, [b s]; h is unused
-  // Absent, or [b+1]: b sequences one behind the other in one row of t = s tokens, whose first tokens stand at these
+  // Absent, or [b+1]: b sequences one after the other in one row of t = s tokens, whose first tokens are at these
   // places; the last is t. The tensors of tokens then have 1 in the place of b, the states keep it.
   const i64* cu_seqlens;
   // Contiguous from here on.
@@ -85,7 +85,7 @@ typedef struct {
   const i64* cu_seqlens;   // as above
   // Contiguous from here on.
   const void *weight, *bias;  // s, [width c], the last row for the token itself, and [c]; bias may be absent
-  const void* state;          // s, [n width-1 c]: the last inputs, the latest behind; absent: zeros
+  const void* state;          // s, [n width-1 c]: the last inputs, the latest last; absent: zeros
   void *y, *state_out;        // [b t c]; s, [n width-1 c], which may be the state before
   // Backward only.
   lintra_tensor dy;            // [b t c]
@@ -144,7 +144,7 @@ typedef struct {
 //   or there is one segment.
 // LINTRA_BLOCKS: a block of `unit` queries sees the blocks of keys on its list, and of its own block of keys the offsets
 //   up to the query's.
-// LINTRA_SORTED: t == s, h == g; in each of several rounds the visible tokens stand in an order of their own, in chunks of
+// LINTRA_SORTED: t == s, h == g; in each of several rounds the visible tokens are in an order of their own, in chunks of
 //   `unit`, and a query sees the `before` chunks before its own, its own and the `after` chunks after it, by the rule.
 typedef struct {
   i64 isa, threads, dtype, kind;
@@ -166,9 +166,9 @@ typedef struct {
   void *dq, *dk, *dv;       // like q, k, v, contiguous
 } lintra_softmax;
 
-// Decoding of one token by a whole model. float32 throughout, but for the weights.
+// Decoding of one token by a whole model. float32 throughout, except for the weights.
 
-// y = scale (W x) + bias, with the weights of LINTRA_PANEL outputs one behind the other: [panels][inputs / n][outputs][n]
+// y = scale (W x) + bias, with the weights of LINTRA_PANEL outputs one after the other: [panels][inputs / n][outputs][n]
 // in words of 32 bits, which hold n = 1 float32, 2 bfloat16 or 4 int8. Zeros fill up the last word of inputs and the last
 // panel of outputs, in scale and bias too.
 typedef struct {

@@ -1,5 +1,5 @@
 // A few tokens of the short causal convolution, y_t = act(bias + sum_j weight[j] x_{t-width+1+j}), whose last inputs
-// stand in a buffer of the caller's that is brought up to date in place. Compiled once per instruction set, with
+// are in a buffer of the caller's that is updated in place. Compiled once per instruction set, with
 // LINTRA_ISA naming the namespace.
 #include "kernel.h"
 #include "parallel.h"

@@ -16,7 +16,7 @@ constexpr i64 kParallelWork = 1 << 20;
 constexpr i64 kShortestSegment = 4;  // chunks
 
 // A sweep cut into pieces of time. Causal: `parts` + 1 segments, the first half as long as the others. In a first round
-// it is swept as it stands while the others but the last sum what they write, which is half the work of a full sweep:
+// it is swept fully while the others, except the last, sum what they write, half the work of a full sweep:
 // all take the same time. Then each segment's starting state is known, and a second round sweeps them.
 // Bidirectional: the first round sums the pieces, the second reads the total.
 template <class T>

@@ -1,4 +1,4 @@
-// The gradients of recurrence.h, whose head has their formulas.
+// The gradients of recurrence.h, which has the formulas.
 #pragma once
 #include "recurrence.h"
 
@@ -138,7 +138,7 @@ struct SequenceGradients : Sequence<T> {
     for (i64 i = 0; i < keys; i += W) store(c.dk + i, load(c.dk + i) - load(c.y + i));
   }
 
-  // Adds `rows` times `x` to the gradients of the decays that the tokens stand behind (up to their own), or, `before`,
+  // Adds `rows` times `x` to the gradients of the decays before the tokens (up to their own), or, `before`,
   // of those of later tokens.
   void add_decay_terms(const T* rows, const T* x, T sign, bool before) {
     for (i64 t = 0; t < kChunk; ++t) {

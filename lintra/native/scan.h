@@ -37,7 +37,7 @@ LINTRA_INLINE Vec<T> softplus(Vec<T> x) {
 }
 
 // The tensors of the tile that comes next, in rows of contiguous channels `steps` bytes apart. Each row is a few lines
-// in a page of its own, which the processor does not foresee: a line at a time is prefetched while this tile is at work.
+// in a page of its own, which the processor does not predict: a line at a time is prefetched while this tile is at work.
 struct NextTile {
   i64 count;
   const char* rows[7];

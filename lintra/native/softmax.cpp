@@ -133,7 +133,7 @@ struct SoftmaxCall {
     }
   }
 
-  // Calls f(sight, first key, what is known of the keys) for every tile of keys that a tile of rows sees; `ahead`
+  // Calls f(sight, first key, facts about the keys) for every tile of keys that a tile of rows sees; `ahead`
   // is given the rows that come next.
   template <class F>
   void each_tile(const Item& x, const TileRows& rows, KeyRows<T>& keys, Ahead& ahead, F&& f) const {

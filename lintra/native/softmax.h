@@ -3,7 +3,7 @@
 //
 // A tile of queries has kTile rows: tokens, each with the heads that share a head of keys. Scores lie with the rows in
 // the lanes, S^T [keys][kTile]: the maximum, exp and the masks of a row need no sum over lanes, keys and values are read
-// as they lie, and every product is one of a broadcast number with a vector.
+// in place, and every product is one of a broadcast number with a vector.
 #pragma once
 #include <math.h>
 
@@ -23,7 +23,7 @@ constexpr i64 kBlockRows = 4, kBlockVectors = 3;
 constexpr i64 kBlockRows = 4, kBlockVectors = 2;
 #endif
 
-// Between which numbers an index goes.
+// The bounds of an index.
 struct Range {
   i64 from, to;
 };
@@ -95,7 +95,7 @@ inline void multiply_rows(const Product<T>& p, i64 row, Range vectors, Range k) 
   }
 }
 
-// Which rows of a tile see which keys: row i stands at place (phase + i) / heads, and sees key j where
+// Which rows of a tile see which keys: row i is at place (phase + i) / heads, and sees key j where
 // low <= delta + place - j <= high, unless the key is hidden from all.
 struct Sight {
   i64 rows, keys;
@@ -352,7 +352,7 @@ struct KeyRows {
     ahead->next = to, ahead->end = count < to + kTile ? count : to + kTile;
     return found | (sum<T>(key_zeros) == 0 ? 0 : kWildKeys) | (sum<T>(value_zeros) == 0 ? 0 : kWildValues);
   }
-  // -> zeros, or NaN for what is not finite.
+  // -> zeros, or NaN if a number is not finite.
   static Vec<T> widen_row(const TokenRows& rows, i64 j, T* to, i64 step) {
     Vec<T> zeros{};
     read_row(rows.at(j), to, rows.width, rows.dtype);

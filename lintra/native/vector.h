@@ -66,7 +66,7 @@ template <class T>
 LINTRA_INLINE void store(T* p, Vec<T> x) {
   memcpy(p, &x, sizeof x);
 }
-// Past the caches, to an address that is a multiple of the vector's size: for what is not read again soon. `stream_end`
+// Past the caches, to an address that is a multiple of the vector's size: for data not read again soon. `stream_end`
 // makes it visible to other threads.
 template <class T>
 LINTRA_INLINE void stream(T* p, Vec<T> x) {

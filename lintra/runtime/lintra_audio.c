@@ -14,7 +14,7 @@ struct lrt_features {
   uint32_t padded, filled, ready;   // padded: points of the spectrum, a power of two; filled: samples there are
   double *window, *sine, *cosine;   // of a frame; of half a turn in padded / 2 steps
   double *real, *imaginary;         // the frame, then its spectrum
-  double *weights;                  // of the frequencies in each filter, one filter behind the other
+  double *weights;                  // of the frequencies in each filter, one filter after the other
   uint32_t *first, *count;          // of each filter: its lowest frequency, and how many
   float *samples, *energies;
 };

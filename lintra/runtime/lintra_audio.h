@@ -6,7 +6,7 @@
 //   lrt_features_start(features, lrt_features_size(config), config);
 //   for (int taken; count; samples += taken, count -= taken) {
 //     if ((taken = lrt_features_push(features, samples, count)) < 0) ...
-//     const float *frame = lrt_features_frame(features);     then lrt_read, so many frames at once as the model says
+//     const float *frame = lrt_features_frame(features);     then lrt_read, with the number of frames the model requires
 //   }
 #pragma once
 #include <stddef.h>

@@ -146,7 +146,7 @@ struct lrt_sequence {
   uint32_t seen, ready;  // ready: whether params are those of the last token
   uint32_t ended, symbol, before;  // symbol: the most probable one of the last frames, and of those before them
   uint32_t count;        // of tokens that go through the weights in this pass
-  uint32_t room;         // for so many tokens
+  uint32_t room;         // in tokens
   uint32_t *recent;      // ring buffer of tokens
   float *state, *edges;
   float *rows, *gathered;  // rows: frames, and what becomes of them
@@ -668,7 +668,7 @@ INLINE void matvec_kind(uint32_t kind, const operands *o) {
     for (uint32_t token = 0; token < o->count; ++token) matvec_rows(kind, 1, o, row, 0, token);
 }
 
-// y = W x + bias for the tokens of this pass, with zeros behind, or y += that.
+// y = W x + bias for the tokens of this pass, with zeros after, or y += that.
 static void matvec(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
                    float *y, int add) {
   operands o = {.map = map, .base = base, .bias = bias, .x = x, .quantized = s->quantized, .y = y, .add = add,
@@ -803,7 +803,7 @@ static table linear(const lrt_model *m, walk *w, uint32_t rows, uint32_t columns
   return map;
 }
 
-// The names of the symbols, each with a 0 behind it.
+// The names of the symbols, each followed by a 0.
 static void walk_names(lrt_model *m, walk *w) {
   m->names = section(w, m->names_bytes);
   if (!w->base) return;
@@ -902,7 +902,7 @@ static uint64_t walk_file(lrt_model *m) {
   return m->head_offset + back.at;
 }
 
-// Checks what stands in the file; `to`, where it is given, receives it with weights of FLOAT32.
+// Checks the content of the file; `to`, where it is given, receives it with weights of FLOAT32.
 static int walk_contents(lrt_model *m, char *to) {
   walk w = {.base = m->file, .at = headers(m), .to = to};
   walk_embeddings(m, &w);
@@ -1146,7 +1146,7 @@ static uint64_t larger_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t row_floats(const lrt_model *m) { return pad_to_lanes(larger_of(m->inputs, m->subsampled)); }
 
 // Lays out the buffers of a sequence with room for so many tokens from `base` on (null: only counts); returns how many
-// floats they take. More tokens need more behind the others.
+// floats they take. More tokens need more after the others.
 static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, uint64_t tokens, float *base) {
   uint64_t at = 0, qkv = 0, inner = 0, decays = 0, groups = 0, gate_rank = 0, decay_rank = 0, features = 0, rows = 0;
   for (uint32_t i = 0; i < m->kinds; ++i) {
@@ -1473,7 +1473,7 @@ static void map_features(const lrt_sequence *s, const char *base, uint32_t g, co
   clear(to, kind->features, pad_to_lanes(kind->features));
 }
 
-// The same; returns where they stand turned by their position: in `rotated`, or in `to` where nothing is turned now.
+// The same; returns where they are, rotated by their position: in `rotated`, or in `to` where nothing is rotated now.
 static const float *find_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to,
                                   float *rotated) {
   map_features(s, base, g, x, to);
@@ -1525,7 +1525,7 @@ static void find_missing(const lrt_sequence *s, float keep, const float *keeps, 
   for (uint64_t i = 0; i < d; ++i) s->v[i] = beta * (s->v[i] - s->y[i]);
 }
 
-// Applies what stands behind the state to the output of a query head: skip, norm and gate.
+// Applies the steps after the state to the output of a query head: skip, norm and gate.
 OUTLINE void finish_head(const lrt_sequence *s, const char *base, uint32_t head) {
   const layer_kind *k = s->kind;
   const uint32_t d = s->model->dim;

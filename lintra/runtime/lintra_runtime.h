@@ -11,9 +11,9 @@
 //   token = lrt_sample(sequence, 1, 0, 1, lrt_uniform(sequence));
 //   lrt_step(sequence, token);                                 and so on
 //
-// A recogniser of speech reads frames in place of tokens; lintra_audio.h makes them of audio:
+// A recogniser of speech reads frames in place of tokens; lintra_audio.h computes them from audio:
 //   lrt_read(sequence, frames, lrt_fact(model, LRT_SUBSAMPLE));
-//   text = lrt_symbol(model, lrt_new_symbol(sequence));        null where nothing new was said
+//   text = lrt_symbol(model, lrt_new_symbol(sequence));        null where there is no new symbol
 //
 // Whatever a file, a state or an argument holds, nothing outside the given memory is read or written: a call that cannot
 // be served changes nothing and returns one of the negative numbers below. A null pointer is the caller's error. One
@@ -89,9 +89,9 @@ int lrt_load(lrt_model *memory, size_t size, const void *file, size_t bytes);
 
 int lrt_fact(const lrt_model *model, int which);
 
-// The file of a model whose weights are float16, with the same numbers as float32, at `to`, aligned and of so many bytes;
+// The file of a model whose weights are float16, with the same numbers as float32, at `to`, aligned, of that many bytes;
 // 0 where they are of another kind. For processors that have no instruction for float16, WebAssembly among them: there
-// they are read more slowly than float32. States of one file are not of the other.
+// they are read more slowly than float32. States of one file do not fit the other.
 size_t lrt_float32_size(const lrt_model *model);
 int lrt_to_float32(const lrt_model *model, void *to, size_t size);
 
@@ -105,10 +105,10 @@ size_t lrt_sequence_size_for(const lrt_model *model, uint32_t tokens);
 // is LRT_FULL. What is kept of tokens lies at the end of the memory, which is not touched before they come.
 int lrt_start(lrt_sequence *memory, size_t size, const lrt_model *model);
 
-// The tokens, or steps of frames, that a sequence has room for, those it has read among them.
+// The tokens, or steps of frames, that a sequence has room for, including those it has read.
 uint32_t lrt_room(const lrt_sequence *sequence);
 
-// Makes a sequence at `memory`, elsewhere, that is as the other in everything but its room: to go on with more of it, or
+// Makes a copy of a sequence at `memory`, elsewhere, which differs in its room alone: to continue with more room, or
 // from one beginning in several ways.
 int lrt_copy(lrt_sequence *memory, size_t size, const lrt_sequence *sequence);
 
@@ -119,18 +119,18 @@ int lrt_step(lrt_sequence *sequence, uint32_t token);
 // computed for the last one alone.
 int lrt_prefill(lrt_sequence *sequence, const uint32_t *tokens, size_t count);
 
-// Reads LRT_SUBSAMPLE frames of LRT_INPUT finite numbers each, one behind the other; the last ones of an utterance may be
-// fewer, and nothing may follow then. lrt_params, lrt_log_probs and lrt_new_symbol tell what they give. The symbols are
+// Reads LRT_SUBSAMPLE frames of LRT_INPUT finite numbers each, one after the other; the last ones of an utterance may be
+// fewer, and nothing may follow then. lrt_params, lrt_log_probs and lrt_new_symbol return the results. The symbols are
 // CTC's: 0 is the blank.
 int lrt_read(lrt_sequence *sequence, const float *frames, size_t count);
 
-// The symbol that the last frames add to the most probable path; 0 where they repeat what was said, or say nothing.
+// The symbol that the last frames add to the most probable path; 0 where they repeat the last one, or are blank.
 int lrt_new_symbol(const lrt_sequence *sequence);
 
-// The name of a symbol, UTF-8, of a model that reads frames; null for the blank and what is no symbol.
+// The name of a symbol, UTF-8, of a model that reads frames; null for the blank and for other numbers.
 const char *lrt_symbol(const lrt_model *model, uint32_t symbol);
 
-// How a model's frames are computed of audio; null for one that is given frames, or tokens.
+// How a model's frames are computed from audio; null for one that is given frames, or tokens.
 const lrt_features_config *lrt_features_of(const lrt_model *model);
 
 // The number of tokens read so far, or of steps of frames.

@@ -26,7 +26,7 @@ function makeStudio(tell) {
     tell({ told: "ready", name: model.name });
   }
 
-  // Reads what stands before, once: its state goes to the other sequences, however long it was.
+  // Reads the given part once: its state is copied to the other sequences, however long it was.
   async function prepare(sequences, read, seed, still) {
     const last = read.length - 1;
     for (let at = 0, ends = now() + slice; at < last; at += CHUNK) {

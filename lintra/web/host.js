@@ -1,4 +1,4 @@
-// What every page does: show numbers, and run its program in a worker, or where there is none in slices on this thread.
+// What every page does: show numbers, and run its program in a worker or, without one, in slices on this thread.
 
 const $ = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });

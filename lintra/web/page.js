@@ -319,7 +319,7 @@
   });
   $("stop").addEventListener("click", stop);
 
-  // Memory. The curves are known; where the drawing stands on them is shown.
+  // Memory. The curves are known; the drawing's place on them is shown.
   const line = (points) => `M${points.map(([x, y]) => `${x},${y}`).join("L")}`;
   const most = about.cache_bytes * length;
   const [cacheLine, stateLine, hereLine] = $("memory-chart").querySelectorAll("path");

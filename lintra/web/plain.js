@@ -157,7 +157,7 @@ class PlainModel {
   }
 }
 
-// y = phi(q) S / (phi(q) z), with S += phi(k) v and z += phi(k): what it keeps has one size for ever.
+// y = phi(q) S / (phi(q) z), with S += phi(k) v and z += phi(k): its state has a constant size.
 class LinearAttention {
   constructor({ layers, heads, kvHeads, dim, featureMap, denominator, eps }) {
     Object.assign(this, { heads, kvHeads, dim, denominator, eps });

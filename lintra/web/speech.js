@@ -126,7 +126,7 @@
       node.onaudioprocess = ({ inputBuffer }) => take(inputBuffer.getChannelData(0).slice());
     }
     source.connect(node);
-    node.connect(context.destination); // it gives silence, and is asked for it
+    node.connect(context.destination); // it outputs silence, and must be connected to run
   }
 
   function release({ stream, context }) {
