@@ -208,7 +208,8 @@ def newest(folder: Path) -> Path:
     folder = find(folder)
     if not folder.is_dir():
         raise Error(
-            f"{folder} does not exist or is no folder; models that come with lintra: {', '.join(shipped())}"
+            f"{folder} does not exist or is not a folder; models that come with lintra: "
+            f"{', '.join(shipped())}"
         )
     if (folder / CONFIG).exists():
         return folder

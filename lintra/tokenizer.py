@@ -53,7 +53,7 @@ class Tokenizer:
             self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode())
         except Exception as error:  # the package raises nothing narrower
             reason = " ".join(str(error).split())
-            raise Error(f"{name} is no tokenizer of Hugging Face's tokenizers: {reason}") from error
+            raise Error(f"{name} is not a tokenizer of Hugging Face's tokenizers: {reason}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocabulary = max(self._tokenizer.get_vocab().values(), default=-1) + 1

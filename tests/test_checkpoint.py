@@ -389,7 +389,7 @@ def test_a_device_that_is_not_there(tmp_path, monkeypatch):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(checkpoint.Error, match="does not exist or is no folder"):
+    with pytest.raises(checkpoint.Error, match="does not exist or is not a folder"):
         checkpoint.load(tmp_path / "nowhere")
 
 

@@ -161,8 +161,8 @@ def test_the_prompt_does_not_stop_and_the_end_is_not_said(learned):
     ("content", "message"),
     [
         ("{", "is damaged"),
-        ("[]", "is no tokenizer of Hugging Face's tokenizers: invalid type"),
-        ('{"a": 1}', "is no tokenizer"),
+        ("[]", "is not a tokenizer of Hugging Face's tokenizers: invalid type"),
+        ('{"a": 1}', "is not a tokenizer"),
         (
             '{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{},"merges":[]}}',
             "without any token",

@@ -27,4 +27,4 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
     try:
         return raw.decode().strip()
     except UnicodeDecodeError as error:
-        raise SpeechError(f"{path}, line {number:,} is no UTF-8 text (byte {error.start + 1})") from error
+        raise SpeechError(f"{path}, line {number:,} is not UTF-8 text (byte {error.start + 1})") from error

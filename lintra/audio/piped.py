@@ -67,7 +67,7 @@ def pieces(
             raise SpeechError(f"{name} is WAV of {form.rate:,} Hz, not {rate:,}: leave the rate out")
     elif rate is None:
         raise SpeechError(
-            f"{name} is no WAV: say the rate of raw samples (16 bits, little-endian, one channel), or pipe "
+            f"{name} is not WAV: say the rate of raw samples (16 bits, little-endian, one channel), or pipe "
             "it through ffmpeg -i FILE -f wav -"
         )
     else:

@@ -103,6 +103,6 @@ def checked(samples: np.ndarray, name: Name) -> np.ndarray:
         raise SpeechError(f"{name} has samples that are not finite")
     if len(samples) and np.abs(samples).max() > _LOUDEST:
         raise SpeechError(
-            f"{name} has samples beyond {_LOUDEST:.0e}, where full scale is 1: this is no audio"
+            f"{name} has samples beyond {_LOUDEST:.0e}, where full scale is 1: this is not audio"
         )
     return samples

@@ -214,7 +214,7 @@ def check_file(path: Path) -> None:
     """Raise SpeechError for a file that is missing or empty."""
     try:
         if not path.is_file():
-            raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+            raise SpeechError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
         if not path.stat().st_size:
             raise SpeechError(f"{path} is empty")
     except OSError as error:

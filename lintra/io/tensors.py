@@ -79,4 +79,4 @@ def _read(file: Path, device: str | torch.device) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise Error(f"{file} does not exist") from error
     except (OSError, SafetensorError) as error:
-        raise Error(f"{file} is damaged or no safetensors file: {error}") from error
+        raise Error(f"{file} is damaged or not a safetensors file: {error}") from error

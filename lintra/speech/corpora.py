@@ -141,7 +141,7 @@ def _wave(content: bytes, name: str) -> np.ndarray:
             form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
             samples = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise SpeechError(f"{name} is no wave file ({error})") from error
+        raise SpeechError(f"{name} is not a wave file ({error})") from error
     if form != (1, 2, FSDD_RATE):
         raise SpeechError(f"{name} must have 1 channel of 2 bytes at {FSDD_RATE} Hz, got {form}")
     return np.frombuffer(samples, "<i2").astype(np.float32) / 32_768

@@ -63,7 +63,7 @@ def read_kaldi(folder: str | Path) -> list[Utterance]:
     """
     folder = Path(folder).expanduser()
     if not (folder / "text").exists():
-        raise SpeechError(f"{folder} is no Kaldi folder: {folder / 'text'} does not exist")
+        raise SpeechError(f"{folder} is not a Kaldi folder: {folder / 'text'} does not exist")
     texts = _table(folder / "text", empty=True)
     sections = _sections(folder)
     features = {id: _features(entry, folder) for id, entry in _table(folder / "feats.scp").items()}
@@ -118,7 +118,7 @@ def _of_json(line: str, place: _Place) -> Utterance:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise SpeechError(f"{place} is no JSON: {error}") from error
+        raise SpeechError(f"{place} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise SpeechError(f"{place} must be an object {{...}}, got {line[:60]}")
     values = {name: x for name, x in content.items() if x is not None and name in _FIELDS}

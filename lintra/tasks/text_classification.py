@@ -268,7 +268,7 @@ def _read(path: Path, config: Config) -> Labelled:
             try:
                 texts.append(text.encode()[:kept])
             except UnicodeEncodeError as error:
-                raise DataError(f"{path}, line {number:,} is no text: {HALF_PAIR}") from error
+                raise DataError(f"{path}, line {number:,} is not text: {HALF_PAIR}") from error
         if not labels:
             raise DataError(f"{path} holds no texts")
         return Labelled(labels, texts)

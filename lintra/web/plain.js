@@ -70,7 +70,7 @@ class Sections {
 function readHeader(sections) {
   const { view, bytes } = sections;
   const magic = String.fromCharCode(...bytes.subarray(0, 8));
-  if (magic !== "lintraRT" || view.getUint32(8, true) !== 1) throw new Error("this is no model that this page reads");
+  if (magic !== "lintraRT" || view.getUint32(8, true) !== 1) throw new Error("this is not a model that this page reads");
   let at = 24;
   const word = () => view.getUint32((at += 4) - 4, true);
   const words = (count) => Array.from({ length: count }, word);

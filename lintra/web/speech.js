@@ -183,7 +183,7 @@
       // Decoded at the rate of the model where browsers can: what has that rate then stays as it is.
       const context = new OfflineAudioContext(1, 1, Math.max(8000, rate));
       const decoded = await context.decodeAudioData(content).catch(() => {
-        throw new Error("it is no audio that this browser reads");
+        throw new Error("it is not audio that this browser reads");
       });
       if (running !== mine) return;
       const samples = new Float32Array(decoded.length), channels = decoded.numberOfChannels;

@@ -132,10 +132,10 @@ def header(tag=1, bits=16, channels=1, rate=RATE, length=0):
         (
             bytes(100),
             {},
-            "is no WAV: say the rate of raw samples .*, or pipe it through ffmpeg",
+            "is not WAV: say the rate of raw samples .*, or pipe it through ffmpeg",
         ),
-        (b"fLaC" + bytes(100), {}, "is no WAV"),
-        (b"RIFF\0\0\0\0AVI " + bytes(100), {}, "is no WAV"),
+        (b"fLaC" + bytes(100), {}, "is not WAV"),
+        (b"RIFF\0\0\0\0AVI " + bytes(100), {}, "is not WAV"),
         (bytes(101), {"rate": RATE}, "is cut short: it ends in the middle of a sample"),
         (bytes(100), {"rate": 10}, "must have a rate of at least 1,000 Hz to be heard, got 10"),
         (header(rate=10) + bytes(100), {}, "must have a rate of at least 1,000 Hz to be heard, got 10"),

@@ -138,7 +138,7 @@ def test_a_lexicon_of_either_form(tmp_path):
         (b"TWO T UW\nALONE\n", r"lexicon, line 2: expected a word and its phonemes, got 'ALONE'"),
         (b"TWO # T\n", "line 1: expected a word and its phonemes"),
         (b"", "lexicon holds no words"),
-        (b"TWO T UW\n\xff\xfeE\n", r"lexicon, line 2 is no UTF-8 text \(byte 1\)"),
+        (b"TWO T UW\n\xff\xfeE\n", r"lexicon, line 2 is not UTF-8 text \(byte 1\)"),
     ],
 )
 def test_bad_lexicons_are_named(tmp_path, content, message):

@@ -222,7 +222,7 @@ def test_what_is_no_audio(tmp_path, content, message):
 
 
 def test_more_that_is_no_audio(tmp_path, write):
-    with pytest.raises(SpeechError, match="is no file"):
+    with pytest.raises(SpeechError, match="is not a file"):
         read(tmp_path, RATE)
     with pytest.raises(SpeechError, match="cannot be read: File name too long"):
         read(tmp_path / ("x" * 300), RATE)

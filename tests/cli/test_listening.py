@@ -148,7 +148,7 @@ def test_what_is_piped_in_and_cannot_be_heard(lintra_says, long, stdin, stream):
     content = long.read_bytes()
     for given, more, reason in (
         (b"", [], "standard input is empty"),
-        (b"no audio" * 100, [], "standard input is no WAV: say the rate of raw samples"),
+        (b"no audio" * 100, [], "standard input is not WAV: say the rate of raw samples"),
         (content[:-99], [], "standard input is cut short"),
         (content[:60], [], "standard input is cut short"),
         (

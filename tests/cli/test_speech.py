@@ -474,8 +474,8 @@ def test_an_utterance_too_long_for_a_mechanism_does_not_end_an_evaluation(
         (["--kaldi", "kaldi", "--bins", "80"], "bins is for audio, and these are features"),
         (["--kaldi", "kaldi", "--rate", "8000"], "rate is for audio, and these are features"),
         (["--kaldi", "kaldi", "--batch", "4"], "batch is in frames here: take --batch-frames instead"),
-        (["--manifest", "bad.jsonl"], "bad.jsonl, line 2 is no JSON"),
-        (["--kaldi", "nowhere"], "nowhere is no Kaldi folder"),
+        (["--manifest", "bad.jsonl"], "bad.jsonl, line 2 is not JSON"),
+        (["--kaldi", "nowhere"], "nowhere is not a Kaldi folder"),
     ],
 )
 def test_what_training_refuses(lintra_says, tmp_path, monkeypatch, args, message):

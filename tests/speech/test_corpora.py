@@ -184,7 +184,7 @@ def test_nothing_but_files_is_read_from_the_archive(small_fsdd):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no wave", r"3_bob_4\.wav of .*fsdd\.tar\.xz is no wave file"),
+        (b"no wave", r"3_bob_4\.wav of .*fsdd\.tar\.xz is not a wave file"),
         (
             wave_file(np.zeros(4, np.int16), channels=2),
             r"must have 1 channel of 2 bytes at 8000 Hz, got \(2, 2",

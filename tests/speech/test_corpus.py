@@ -245,7 +245,7 @@ DAMAGE = {
     "a length below zero": a_length_below_zero,
     "kept and skipped": rewritten(kept=np.array([0, 1, 2, 3], np.int32)),
     "kept twice": rewritten(kept=np.array([0, 0, 3, 5], np.int32)),
-    "skipped is no JSON": rewritten(skipped=np.array([1, 2], np.uint8)),
+    "skipped is not JSON": rewritten(skipped=np.array([1, 2], np.uint8)),
     "skipped is no list": rewritten(skipped=as_json(3)),
     "skipped is too deep": rewritten(skipped=np.full(100_000, ord("["), np.uint8)),
     "skipped are names": rewritten(skipped=as_json([["a", ""], [4, ""]])),

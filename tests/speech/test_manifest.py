@@ -65,10 +65,10 @@ def test_a_manifest_from_windows(manifest, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "line 2 is no JSON: Expecting"),
-        (b"[" * 100_000, "line 2 is no JSON"),
-        (b"audio.wav HELLO", "line 2 is no JSON"),
-        (b'{"audio": "\xff"}', r"line 2 is no UTF-8 text \(byte 12\)"),
+        (b"{", "line 2 is not JSON: Expecting"),
+        (b"[" * 100_000, "line 2 is not JSON"),
+        (b"audio.wav HELLO", "line 2 is not JSON"),
+        (b'{"audio": "\xff"}', r"line 2 is not UTF-8 text \(byte 12\)"),
         ([1], r"line 2 must be an object \{\.\.\.\}, got \[1\]"),
         ({}, "line 2 lacks 'audio': it has nothing"),
         ({"audio_filepath": "b", "text": ""}, "line 2 lacks 'audio': it has audio_filepath, text"),
@@ -148,7 +148,7 @@ TEXT = "r1 ONE\nr2 TWO\n"
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"wav_scp": WAVES}, "is no Kaldi folder: .*text does not exist"),
+        ({"wav_scp": WAVES}, "is not a Kaldi folder: .*text does not exist"),
         ({"text": TEXT}, r"has no audio \(wav\.scp\) and no features \(feats\.scp\)"),
         ({"text": "", "wav_scp": WAVES}, r"wav\.scp, line 1: utterance 'r1' has no text"),
         ({"text": TEXT + "r1 X", "wav_scp": WAVES}, "text, line 3: 'r1' is there already, in line 1"),
@@ -194,7 +194,7 @@ def test_bad_segments_are_named(kaldi, segment, message):
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(SpeechError, match="is no Kaldi folder"):
+    with pytest.raises(SpeechError, match="is not a Kaldi folder"):
         read_kaldi(tmp_path / "none")
 
 

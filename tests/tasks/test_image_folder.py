@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
     refused(str(tmp_path / "nowhere"), "nowhere does not exist")
     (tmp_path / "none").mkdir()
     refused(str(tmp_path / "none"), "none holds no images: expected .png")
-    refused(str(folder / "below" / "notes.txt"), "notes.txt is no IDX file")
+    refused(str(folder / "below" / "notes.txt"), "notes.txt is not an IDX file")
     whole = (folder / "below" / "photo.JPG").read_bytes()
     (folder / "below" / "photo.JPG").write_bytes(whole[: len(whole) // 2])
     refused(str(folder), "photo.JPG cannot be read as an image.*mend it or take it away")

@@ -193,7 +193,7 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
     assert config.with_data(str(tmp_path)) == dataclasses.replace(config, data_dir=str(tmp_path))
     own = speech.Config(manifest=str(manifest))  # of which it holds a part out: that is what is scored
     assert own.with_data(str(manifest)) == own
-    with pytest.raises(SpeechError, match="list is no Kaldi folder"):
+    with pytest.raises(SpeechError, match="list is not a Kaldi folder"):
         _ = speech.Config(kaldi=str(kaldi)).with_data(str(tmp_path / "list")).build().tested
 
 
@@ -306,7 +306,7 @@ def test_speech_that_is_not_there(tmp_path, monkeypatch, named):
     for place, message in (
         ("other", "other holds neither the corpus fsdd, which is fsdd_index.csv and fsdd.tar.xz, nor a data"),
         ("nowhere", "nowhere, for the files of fsdd, does not exist: name their folder"),
-        ("file", "file, for the files of fsdd, is no folder: name their folder"),
+        ("file", "file, for the files of fsdd, is not a folder: name their folder"),
     ):
         with pytest.raises(DataError, match=message):
             _ = speech.Config(data="fsdd", data_dir=str(tmp_path / place)).build().train

@@ -96,7 +96,7 @@ def test_text_and_back(file):
     ("content", "message"),
     [
         (b"", r"words\.txt is empty"),
-        (b"ab\0c" * 200, r"words\.txt is no text: byte 3 is 0"),
+        (b"ab\0c" * 200, r"words\.txt is not text: byte 3 is 0"),
         (b"x" * 190, r"holds 190 bytes.* Take 200 bytes or more, or a --length of at most 19$"),
         (b"x" * 5, r"holds 5 bytes.* Take 200 bytes or more$"),  # no length would do
     ],

@@ -246,7 +246,7 @@ def test_the_baseline_takes_the_same_batches(file):
             r"has the label 'awful', which is none of the 2 to learn "
             r"but held out, every line of it: add lines$",
         ),
-        (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
+        (b"good\t\0\n", r"train\.tsv is not text: byte 6 is 0"),
     ],
 )
 def test_bad_files_are_named(file, content, message):
@@ -344,7 +344,7 @@ def test_labels_may_be_numbers_and_texts_long(tmp_path):
         ("a.csv", b"label,text\n", r"holds no texts"),
         ("a.csv", b"label,text\na,b\na\n", r"line 3: 1 values in 2 columns"),
         ("a.csv", b"label,text\na,b,c\n", r"line 2: 3 values in 2 columns"),
-        ("a.csv", b'label,text\na,"b\n', r"line 2 is no CSV: unexpected end of data"),
+        ("a.csv", b'label,text\na,"b\n', r"line 2 is not CSV: unexpected end of data"),
         ("a.csv", b"label,text\na,b\n ,c\n", r"line 3 has no label"),
         ("a.csv", b"label,text\na,\xff\n", r"is not in UTF-8: byte 14 is 255"),
         (
@@ -357,11 +357,11 @@ def test_labels_may_be_numbers_and_texts_long(tmp_path):
             b'{"label": null, "text": "x"}',
             r"line 1 has 'label', 'text', and no text or number as",
         ),
-        ("a.jsonl", b'\n{"label": 1,', r"line 2 is no JSON: "),
+        ("a.jsonl", b'\n{"label": 1,', r"line 2 is not JSON: "),
         (
             "a.jsonl",
             b'\n{"label": 1, "text": "\\ud800"}',
-            r"line 2 is no text: it has half of a surrogate pair",
+            r"line 2 is not text: it has half of a surrogate pair",
         ),
         ("a.jsonl", b"[1, 2]", r"line 1: expected an object with label and text"),
         ("a.tsv", b"".join(LINES), r"columns have names in files that end in \.csv or \.jsonl or \.ndjson"),

@@ -94,8 +94,8 @@ def test_softmax(kind, tmp_path):
     ("change", "reason"),
     [
         (lambda content: content[:5000], "the model's file is shorter than it must be"),
-        (lambda content: b"none" + content[4:], "this is no model that this page reads"),
-        (lambda content: content[:8] + b"\2" + content[9:], "this is no model that this page reads"),
+        (lambda content: b"none" + content[4:], "this is not a model that this page reads"),
+        (lambda content: content[:8] + b"\2" + content[9:], "this is not a model that this page reads"),
     ],
 )
 def test_what_it_refuses(change, reason, tmp_path):

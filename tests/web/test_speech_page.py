@@ -161,7 +161,7 @@ def test_a_recording_that_is_dropped(shipped, recording, opened, capsys):
         found.says("Finished")
         assert text(found) == transcribed(recording / "said.wav", capsys)
         drop(found, b"RIFF, but no audio", "wrong.wav")
-        found.says("wrong.wav cannot be heard: it is no audio that this browser reads.")
+        found.says("wrong.wav cannot be heard: it is not audio that this browser reads.")
         assert found.page.locator("#go").is_enabled()
 
 

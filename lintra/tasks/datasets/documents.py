@@ -65,7 +65,7 @@ def _texts(path: Path, content: BinaryIO, longest: int, utf8: bool) -> Iterator[
             text = text.removeprefix(codecs.BOM_UTF8)
         if (where := text.find(b"\0")) >= 0:
             at = line + text.count(b"\n", 0, where)
-            raise DataError(f"{path}, line {at:,} is no text: it has a byte 0. Name text files only")
+            raise DataError(f"{path}, line {at:,} is not text: it has a byte 0. Name text files only")
         if utf8:
             _check_utf8(path, line, text)
         yield Document(text, f"{path}, line {line:,}", ends)
@@ -108,7 +108,7 @@ def _text_of(line: bytes, field: str, place: str) -> bytes:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is no JSON: {error}") from error
+        raise DataError(f"{place} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError(
             f"{place} must be an object {{...}}, got {line[:60].decode(errors='replace').strip()}"

@@ -28,7 +28,7 @@ def _array(content: bytes, name: Path, kind: str, unit: str, *, axes: int) -> np
     header = struct.Struct(f">4s{axes}I")
     if len(content) < header.size or content[:4] != bytes((0, 0, 8, axes)):
         raise DataError(
-            f"{name} is no IDX file of {kind}: it starts with {content[:4]!r}, not 00 00 08 0{axes}"
+            f"{name} is not an IDX file of {kind}: it starts with {content[:4]!r}, not 00 00 08 0{axes}"
         )
     sizes = header.unpack_from(content)[1:]
     values = np.frombuffer(content, np.uint8, offset=header.size)

@@ -128,7 +128,7 @@ def _corpus(config: Any) -> Splits:
     if folder is None:
         raise DataError(f"the files of {config.data} are not known: {NAME_THE_FOLDER}")
     if not folder.is_dir():
-        wrong = "is no folder" if folder.exists() else "does not exist"
+        wrong = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder}, for the files of {config.data}, {wrong}: {NAME_THE_FOLDER}")
     read, names = _CORPORA[config.data]
     place = folder / "speech" if (folder / "speech").is_dir() else folder

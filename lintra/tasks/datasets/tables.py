@@ -33,7 +33,7 @@ def names(content: str, path: Path) -> list[str]:
         try:
             return next(_reader(content), [])
         except csv.Error as error:
-            raise DataError(f"{path}, line 1 is no CSV: {error}") from error
+            raise DataError(f"{path}, line 1 is not CSV: {error}") from error
     first = next((line for line in content.split("\n") if line.strip()), "")
     return list(_object(first, path, 1, "columns by name"))
 
@@ -51,7 +51,7 @@ def _csv(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int
             if row:
                 yield reader.line_num, [row[place] for place in places]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num:,} is no CSV: {error}") from error
+        raise DataError(f"{path}, line {reader.line_num:,} is not CSV: {error}") from error
 
 
 def _reader(content: str) -> Any:
@@ -87,7 +87,7 @@ def _object(line: str, path: Path, number: int, expected: str) -> dict[str, Any]
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
+        raise DataError(f"{path}, line {number:,} is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number:,}: expected an object with {expected}")
     return row

@@ -65,7 +65,7 @@ def content(path: Path, *, may_be_empty: bool = False) -> bytes:
     if (where := found.find(b"\0")) >= 0:
         if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{path} is in UTF-16: save it as UTF-8")
-        raise DataError(f"{path} is no text: byte {where + 1:,} is 0. Name text files only")
+        raise DataError(f"{path} is not text: byte {where + 1:,} is 0. Name text files only")
     return found
 
 

@@ -137,10 +137,10 @@ def _number(text: str, column: str, path: Path, line: int) -> float:
         )
     if _is_number(text.replace(",", "")):
         raise DataError(
-            f"{path}, line {line:,}, column {column!r}: {text[:40]!r} is no finite number: write a "
+            f"{path}, line {line:,}, column {column!r}: {text[:40]!r} is not a finite number: write a "
             "point before decimals, and nothing between thousands"
         )
-    what = f"{text[:40]!r} is no finite number" if text.strip() else "the cell is empty"
+    what = f"{text[:40]!r} is not a finite number" if text.strip() else "the cell is empty"
     raise DataError(
         f"{path}, line {line:,}, column {column!r}: {what}: fill it in, or name the columns of "
         "values with --columns, and one of times with --time-column"

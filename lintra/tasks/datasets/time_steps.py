@@ -119,7 +119,7 @@ def _parse(text: str, line: int) -> Time:
     except ValueError:
         return _date(text, line)
     if abs(number) == float("inf") or number != number:
-        raise TimeError(f"line {line:,}: {text!r} is no time")
+        raise TimeError(f"line {line:,}: {text!r} is not a time")
     return number
 
 
@@ -132,7 +132,7 @@ def _date(text: str, line: int) -> datetime:
         _ = found.tzinfo and found.astimezone(timezone.utc)  # OverflowError for what no other compares with
         return found
     except (ValueError, OverflowError):
-        what = "the time is missing" if not text else f"{text!r} is no time"
+        what = "the time is missing" if not text else f"{text!r} is not a time"
         raise TimeError(
             f"line {line:,}: {what}: expected a number or a date as in 2024-01-31 or 2024-01-31T18:00"
         ) from None

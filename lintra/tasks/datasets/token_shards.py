@@ -268,7 +268,7 @@ def _index(file: Path) -> dict[str, Any]:
         raise DataError(f"{file} is missing: copy it again, or write the shards anew by lintra prepare text")
     content = read_json(file)
     if not isinstance(content, dict):
-        raise DataError(f"{file} is no index of shards: it is no object")
+        raise DataError(f"{file} is not an index of shards: it is not an object")
     version = content.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise DataError(f"{file} has format {version}, and this lintra reads {FORMAT}: update lintra")
@@ -290,7 +290,7 @@ def _index(file: Path) -> dict[str, Any]:
         if len(set(names)) < len(names):
             raise ValueError("each shard must have a name of its own")
     except (TypeError, ValueError) as error:
-        raise DataError(f"{file} is no index of shards: {error}") from error
+        raise DataError(f"{file} is not an index of shards: {error}") from error
     return {**content, **found}
 
 

@@ -86,16 +86,16 @@ def test_how_far_it_is_counts_bytes_of_files(write):
     ("name", "content", "message"),
     [
         ("a.txt", LINES + b"\xff", r"a\.txt, line 201 is not in UTF-8: it has the byte 255"),
-        ("a.txt", b"a\nb\0c", r"a\.txt, line 2 is no text: it has a byte 0"),
+        ("a.txt", b"a\nb\0c", r"a\.txt, line 2 is not text: it has a byte 0"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl, line 2 is not in UTF-8"),
-        ("a.jsonl", b'{"text": "x"}\n\n{"text": "x"', r"a\.jsonl, line 3 is no JSON"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": "x"', r"a\.jsonl, line 3 is not JSON"),
         ("a.jsonl", b"[1]", r"a\.jsonl, line 1 must be an object \{\.\.\.\}, got \[1\]"),
         ("a.jsonl", b'{"body": "x"}', r"line 1 has no text in 'text': it has body\. Name the field with --f"),
         ("a.jsonl", b'{"text": 5}', r"line 1 has no text in 'text'"),
         ("a.jsonl", b'{"text": "\\ud800"}', r"line 1: text must be Unicode text, it has '\\ud800'"),
-        ("a.jsonl", b"[" * 100_000, r"line 1 is no JSON"),
+        ("a.jsonl", b"[" * 100_000, r"line 1 is not JSON"),
         ("a.txt.xz", lzma.compress(LINES)[:-9], r"a\.txt\.xz cannot be read, it may be cut short"),
-        ("a.jsonl.gz", gzip.compress(LINES)[:-9], r"a\.jsonl\.gz cannot be read|line 1 is no JSON"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:-9], r"a\.jsonl\.gz cannot be read|line 1 is not JSON"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(write, name, content, message):

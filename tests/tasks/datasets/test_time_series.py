@@ -70,15 +70,15 @@ def test_an_id_is_a_series(write):
         ("t\n1\n", {"time": "t"}, "has no column of values beside 't'"),
         ("a,b\n1,2\n3,\n", {}, r"line 3, column 'b': the cell is empty: fill it in, or name the columns"),
         ("a,b\n1,2\n3, \n", {}, "line 3, column 'b': the cell is empty"),
-        ("a,b\n1,2\n3,NaN\n", {}, "line 3, column 'b': 'NaN' is no finite number"),
-        ("a,b\n1,inf\n", {}, "line 2, column 'b': 'inf' is no finite number"),
+        ("a,b\n1,2\n3,NaN\n", {}, "line 3, column 'b': 'NaN' is not a finite number"),
+        ("a,b\n1,inf\n", {}, "line 2, column 'b': 'inf' is not a finite number"),
         (
             "a,b\n1,two\n",
             {},
-            "line 2, column 'b': 'two' is no finite number: .* one of times with --time-column",
+            "line 2, column 'b': 'two' is not a finite number: .* one of times with --time-column",
         ),
-        ("a;b\n1;2,5\n", {}, "line 2, column 'b': '2,5' is no finite number: write a point before decimals"),
-        ('a,b\n1,"2,500.5"\n', {}, "'2,500.5' is no finite number: .* and nothing between thousands"),
+        ("a;b\n1;2,5\n", {}, "line 2, column 'b': '2,5' is not a finite number: write a point before"),
+        ('a,b\n1,"2,500.5"\n', {}, "'2,500.5' is not a finite number: .* and nothing between thousands"),
         ("a\n1\n\n3\n", {}, "line 3 is empty: fill in the value"),
         ("a,b\n1,2\n3\n", {}, "line 3: 1 values in 2 columns"),
         ("a,b\n", {}, "holds no rows"),
@@ -91,14 +91,14 @@ def test_an_id_is_a_series(write):
             "line 4: '4' is 2 after the row above, others are 1 apart",
         ),
         ("t,y\n1,0\n,0\n", {"time": "t"}, "line 3: the time is missing: expected a number or a date"),
-        ("t,y\n1,0\nsoon,0\n", {"time": "t"}, "line 3: 'soon' is no time"),
-        ("t,y\n1,0\nnan,0\n", {"time": "t"}, "line 3: 'nan' is no time"),
+        ("t,y\n1,0\nsoon,0\n", {"time": "t"}, "line 3: 'soon' is not a time"),
+        ("t,y\n1,0\nnan,0\n", {"time": "t"}, "line 3: 'nan' is not a time"),
         ("t,y\n1,0\n2024-01-01,0\n", {"time": "t"}, "line 3: '2024-01-01' is not written as '1' is"),
-        ("t,y\n0001-01-01T00:00+14:00,0\n,0\n", {"time": "t"}, "line 2: .* is no time"),
+        ("t,y\n0001-01-01T00:00+14:00,0\n,0\n", {"time": "t"}, "line 2: .* is not a time"),
         ("a,b\n1,2\n", {"values": ("b,a", "b")}, "the column 'b' is named twice"),
         ("1.5,2\n3,4\n", {}, "begins with numbers, 1.5, 2, and not with the names of its columns"),
         ("\n", {}, "has no column of values: its first row names the columns"),
-        ('a,"b\n1,2\n', {}, "line 1 is no CSV: unexpected end of data"),
+        ('a,"b\n1,2\n', {}, "line 1 is not CSV: unexpected end of data"),
         ("a\n1\n-1e200\n", {}, "line 3, column 'a': '-1e200' is beyond 1e.30: take a larger unit"),
         ("a\n0\n1e-170\n", {}, "series 'a' are below 1e-30 in size: take a smaller unit"),
         (b"a\n\xff\n", {}, "is not in UTF-8: byte 3 is 255. Save it as UTF-8"),
@@ -117,7 +117,7 @@ def test_json_without_a_value_and_other_files(write, tmp_path):
         read(write('{"y": 1}\n{"y": null}\n', "data.jsonl"), Columns())
     with pytest.raises(DataError, match="line 1: expected an object with columns by name"):
         read(write("[1]\n", "data.jsonl"), Columns())
-    with pytest.raises(DataError, match="line 1 is no JSON"):
+    with pytest.raises(DataError, match="line 1 is not JSON"):
         read(write("[" * 100_000, "data.jsonl"), Columns())
     with pytest.raises(DataError, match=r"data\.txt must be a file that ends in \.csv or \.jsonl"):
         read(write("y\n1\n", "data.txt"), Columns())
