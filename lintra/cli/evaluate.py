@@ -101,7 +101,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     for name in [*changed(options.decoding), *(["hypotheses"] if options.hypotheses else [])]:
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     if options.predictions and not isinstance(task, TextClassification):
-        raise UsageError(f"predictions are of texts, {options.model} is of the task {task.name}")
+        raise UsageError(f"predictions are for texts, {options.model} is of the task {task.name}")
     refuse_unwritable(options.predictions)
     if isinstance(task, SeriesTask):
         return evaluate_series.evaluate(model, task, options)

@@ -26,7 +26,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
     if options.predictions:
-        raise UsageError("predictions are of texts: hypotheses are those of speech")
+        raise UsageError("predictions are for texts: hypotheses are those of speech")
     for path in options.hypotheses:
         for file in hypotheses.written(path):
             files.refuse_unwritable(file)

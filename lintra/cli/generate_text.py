@@ -73,7 +73,7 @@ def _end(options: Any, task: Text) -> int | None:
         return None
     if task.tokenizer is None:
         raise UsageError(
-            f"end is a token of a tokenizer, and {options.model} writes {task.unit}: take --stop"
+            f"end is a token of a tokenizer, and {options.model} writes {task.unit}: use --stop"
         )
     number = task.tokenizer.token(options.end)
     if number is None:

@@ -52,7 +52,7 @@ class Options:
             raise ValueError(f"quantiles must be above 0 and below 1, got {self.quantiles}")
         check_seed(self.seed)
         if self.text_column is not None and (self.lines or not self.files):
-            raise ValueError("text_column is of the rows of files: name files, without --lines")
+            raise ValueError("text_column is for the rows of files: name files, without --lines")
 
     def refuse(self, names: Sequence[str], of: str, why: str) -> None:
         """Raise UsageError if one of these flags is given: they are for another kind of input, `of`."""

@@ -142,7 +142,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Ver
     problem = _watched(options.task, options.output.verbosity)
     asked = {arg.partition("=")[0].replace("_", "-") for arg in args}
     if problem.batch_tokens is not None and "--batch" in asked:
-        raise UsageError("batch is in frames here: take --batch-frames instead")
+        raise UsageError("batch is in frames here: use --batch-frames instead")
     if problem.batch is not None and "--batch" in asked:
         raise UsageError("batch and batch_tokens both say how large a step is: leave one of them out")
     for flag, schedule in (("--drop-at", "step"), ("--patience", "plateau")):

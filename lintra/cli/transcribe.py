@@ -66,7 +66,7 @@ class Options:
         if self.microphone is not None and not self.live:
             raise ValueError("microphone is for live: add --live")
         if self.rate is not None and STDIN not in self.files:
-            raise ValueError("rate is of raw samples on standard input, which is named -")
+            raise ValueError("rate is for raw samples on standard input, which is named -")
         if self.files.count(STDIN) > 1:
             raise ValueError("files can name standard input, -, only once")
 

@@ -27,7 +27,7 @@ class Options:
         if self.out is not None and self.out.suffix not in (".html", ".htm"):
             raise ValueError(f"out must end in .html, got {self.out}")
         if self.out is not None and changed(self, ("port",)):
-            raise ValueError(f"port is of a page that is served, and out writes it to {self.out}")
+            raise ValueError(f"port is for a page that is served, and out writes it to {self.out}")
         refuse_folder("out", self.out)
 
 

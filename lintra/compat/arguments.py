@@ -16,7 +16,7 @@ class Dropped(NamedTuple):
 
 def refuse(name: str, reason: str) -> None:
     """Raise NotImplementedError for an argument that a stand-in does not support."""
-    raise NotImplementedError(f"{name} is not served by lintra's stand-in: {reason}")
+    raise NotImplementedError(f"{name} is not supported by lintra's stand-in: {reason}")
 
 
 def tensors(given: dict[str, tuple[Tensor | None, str]]) -> dict[str, int]:

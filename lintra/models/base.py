@@ -166,9 +166,9 @@ class TransformerBase(nn.Module):
         if not isinstance(state, kind):
             raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}")
         if len(state.layers) != len(self.blocks):
-            raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
+            raise ValueError(f"state is for {len(state.layers)} layers, the model has {len(self.blocks)}")
         if state.seen.shape[0] != n:
-            raise ValueError(f"state is of {state.seen.shape[0]} sequences, {what} of {n}")
+            raise ValueError(f"state is for {state.seen.shape[0]} sequences, {what} for {n}")
 
 
 def build_blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:

@@ -148,6 +148,6 @@ class Seq2Seq(Decoder):
         if not isinstance(memory, Memory):
             raise TypeError(f"memory must be a Memory, from encode_memory, got {type(memory).__name__}")
         if len(memory.layers) != len(self.blocks):
-            raise ValueError(f"memory is of {len(memory.layers)} layers, the model has {len(self.blocks)}")
+            raise ValueError(f"memory is for {len(memory.layers)} layers, the model has {len(self.blocks)}")
         if batch is not None and memory.length.shape[0] != batch:
-            raise ValueError(f"memory is of {memory.length.shape[0]} sequences, tokens of {batch}")
+            raise ValueError(f"memory is for {memory.length.shape[0]} sequences, tokens for {batch}")

@@ -368,4 +368,4 @@ def check_layer_state(state: AttentionLayerState, n: int) -> None:
     if not isinstance(state, AttentionLayerState):
         raise TypeError(f"state must be an AttentionLayerState, got {type(state).__name__}")
     if state.seen.shape[0] != n:
-        raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")
+        raise ValueError(f"state is for {state.seen.shape[0]} sequences, x for {n}")

@@ -67,12 +67,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         if self.attention.shared_key:
             raise ValueError(
                 f"attention {self.attention.name!r} has one projection for queries and keys, and PyTorch's "
-                "parameters are of two: take lintra.nn.AttentionLayer"
+                "parameters are for two: use lintra.nn.AttentionLayer"
             )
         if self.attention.value_heads != num_heads:
             raise ValueError(
-                f"value_heads must be num_heads={num_heads} or None, since PyTorch's parameters are of as "
-                f"many values as keys, got {self.attention.value_heads}: take lintra.nn.AttentionLayer"
+                f"value_heads must be num_heads={num_heads} or None, since PyTorch's parameters are for as "
+                f"many values as keys, got {self.attention.value_heads}: use lintra.nn.AttentionLayer"
             )
         if self.in_proj_weight is None and not self.attention.can.cross:
             raise ValueError(

@@ -112,7 +112,7 @@ class Layout:
         """Raise ValueError unless x [b t ...] has these rows, this time and this device."""
         if x.shape[:2] != (self.rows, self.time) or x.device != self.device:
             raise ValueError(
-                f"the layout is of b={self.rows} and t={self.time} on {self.device}, {name} has shape "
+                f"the layout is for b={self.rows} and t={self.time} on {self.device}, {name} has shape "
                 f"{list(x.shape)} on {x.device}"
             )
 

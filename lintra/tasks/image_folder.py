@@ -148,7 +148,7 @@ def _open(path: Path, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
             return _square(ImageOps.exif_transpose(image), size, color)
     except Exception as error:  # Pillow's readers raise almost any for damaged files
         reason = " ".join(str(error).split())
-        raise DataError(f"{path} cannot be read as an image ({reason}): mend it or take it away") from error
+        raise DataError(f"{path} cannot be read as an image ({reason}): repair or remove it") from error
 
 
 def _square(image: Image.Image, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:

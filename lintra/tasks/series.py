@@ -121,7 +121,7 @@ class SeriesTask(Task):
         config = self.config
         if config.data is None:
             if config.columns or config.time_column or config.id_column:
-                raise DataError("columns are of a file: name it with --data PATH")
+                raise DataError("columns are for a file: name it with --data PATH")
             made = (seasonal_series(_ROWS, _SEASON, (config.data_seed + i) % 2**64) for i in range(_MADE_UP))
             found = [Series(f"made-up {i}", values) for i, values in enumerate(made, 1)]
         else:

@@ -193,7 +193,7 @@ class TextClassification(ClassificationTask, TextTask):
         first, headed = lines.labels[0], tables.is_table(path)
         if not self.config.classes and not headed and lines.labels.count(first) == 1:
             raise DataError(
-                f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
+                f"{path}, line 1: {first!r} is the label of no other line: remove a heading, or name all "
                 "labels with --classes"
             )
         _refuse_unknown(path, lines, known, train)
@@ -240,7 +240,7 @@ class TextClassification(ClassificationTask, TextTask):
         return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
 
 
-EMPTY = "has no text: fill it in, or take the line away"
+EMPTY = "has no text: fill it in, or remove the line"
 HALF_PAIR = "it has half of a surrogate pair"  # which JSON can say, and no encoding
 
 

@@ -180,7 +180,7 @@ def test_files_are_written_whole_or_not_at_all(lintra_says, data, monkeypatch):
             "data, json, hypotheses and predictions must be diff",
         ),
         (["--hypotheses", "test/test.jsonl/a.trn"], "above it is a file, not a folder"),
-        (["--predictions", "a.jsonl"], "predictions are of texts: hypotheses are those of speech"),
+        (["--predictions", "a.jsonl"], "predictions are for texts: hypotheses are those of speech"),
     ],
 )
 def test_what_is_refused(lintra_says, data, args, message):
@@ -220,4 +220,4 @@ def test_predictions_of_texts(lintra_says, classifier):
 def test_predictions_of_what_has_none(lintra_says, folder):
     folder("digits", digits.Config())
     code, _, err = lintra_says("evaluate", "--model", "digits", "--predictions", "a.jsonl")
-    assert (code, err) == (2, "lintra: predictions are of texts, digits is of the task digits\n")
+    assert (code, err) == (2, "lintra: predictions are for texts, digits is of the task digits\n")

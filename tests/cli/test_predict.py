@@ -122,7 +122,7 @@ def test_tables_without_such_texts_are_named(lintra_says, run):
     assert "one.txt: columns have names in files that end in .csv" in err
     code, out, err = lintra_says("predict", "--model", "run", "--text-column", "review")
     assert (code, out) == (2, "")
-    assert "text_column is of the rows of files: name files, without --lines" in err
+    assert "text_column is for the rows of files: name files, without --lines" in err
     code, out, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--text-column", "review")
     assert (code, out) == (2, "")
     assert "text_column is for texts, which spoken-digits does not read: leave --text-column out" in err

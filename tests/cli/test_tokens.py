@@ -254,7 +254,7 @@ def test_bytes_have_no_token_to_end_at(lintra_says, prepared):
     code, _, err = lintra_says("generate", "--model", "run", "--end", "x")
     assert (code, err) == (
         2,
-        "lintra: end is a token of a tokenizer, and run writes bytes: take --stop\n",
+        "lintra: end is a token of a tokenizer, and run writes bytes: use --stop\n",
     )
     code, out, _ = lintra_says("generate", "--model", "run", "--samples", "2", "--prompt", "é", "--stream")
     assert code == 0

@@ -74,7 +74,7 @@ def test_a_port_in_use(lintra_says, folder):
         (["--out", "page.txt"], "out must end in .html, got page.txt"),
         (
             ["--out", "page.html", "--port", "0"],
-            "port is of a page that is served, and out writes it to page.html",
+            "port is for a page that is served, and out writes it to page.html",
         ),
         (["--out", "folder.html"], "out must be a file, got the folder folder.html"),
         (["--model", "none"], "none"),

@@ -380,7 +380,7 @@ def test_memory_is_the_old_name_of_a_state():
 def test_states_that_do_not_fit_are_refused(attention_type):
     rnn = encoder(attention_type)
     _, state = rnn(draw(2, 15))
-    with pytest.raises(ValueError, match="batch changed: the state is of 2 sequences, the query of 3"):
+    with pytest.raises(ValueError, match="batch changed: the state is for 2 sequences, the query for 3"):
         rnn(draw(3, 15), list(state))
     with pytest.raises(ValueError, match="one for each of 2 layers, got 1"):
         rnn(draw(2, 15), state[:1])

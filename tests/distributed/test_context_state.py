@@ -274,15 +274,15 @@ FIVE = map_state(torch.Tensor.detach, LEARNED.extend(draw(2, 5))[1])
     [
         (
             bad(states=[build(HYBRID).start(3), None]),
-            "rank 0 cannot extend the state: state is of 3 sequences",
+            "rank 0 cannot extend the state: state is for 3 sequences",
         ),
-        (bad(states=[build(HYBRID, layers=4).start(2), None]), "rank 0 .* state is of 4 layers"),
+        (bad(states=[build(HYBRID, layers=4).start(2), None]), "rank 0 .* state is for 4 layers"),
         (bad(states=[build(softmax.Config()).start(2), None]), "rank 0 .* state must be a ConvolvedState"),
         (
             bad(states=[STATE.layers[0], None]),
             "rank 0 .* state must be a DecoderState, got AttentionLayerState",
         ),
-        (bad(states=[first_layer(STATE, seen=torch.zeros(1)), None]), "rank 0 .* state is of 1 sequences"),
+        (bad(states=[first_layer(STATE, seen=torch.zeros(1)), None]), "rank 0 .* state is for 1 sequences"),
         (bad(pieces=[draw(2, 6), draw(3, 6)]), "shards of the same sequences, got 2 on rank 0, 3 on rank 1"),
         (bad(pieces=[draw(2, 6), draw(2, 6) + N]), "rank 1 .* tokens must be between 0 and 11"),
         (bad(pieces=[draw(2, 6), draw(2, 6).float()]), "rank 1 .* tokens"),

@@ -113,7 +113,7 @@ def test_caches_of_another_kind():
     cache = build("softmax")(IDS, use_cache=True).past_key_values
     with pytest.raises(TypeError, match=r"state must be a LinearState|must be a"):
         model(IDS, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"state is of 2 sequences, tokens of 1"):
+    with pytest.raises(ValueError, match=r"state is for 2 sequences, tokens for 1"):
         model(IDS[:1], past_key_values=model(IDS, use_cache=True).past_key_values)
 
 

@@ -285,9 +285,9 @@ def test_what_extend_is_given_is_checked():
         ValueError, match="x must be a multiple of subsample=4 frames until the last ones, got t=6"
     ):
         model.extend(draw(1, 6))
-    with pytest.raises(ValueError, match="state is of 3 sequences, x of 1"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, x for 1"):
         model.extend(draw(1, 8), model.start(3))
-    with pytest.raises(ValueError, match="state is of 1 stages, the model has 2"):
+    with pytest.raises(ValueError, match="state is for 1 stages, the model has 2"):
         model.extend(draw(1, 8), streaming(subsample=2).start(1))
     with pytest.raises(TypeError, match="state must be a CTCState, got EncoderState"):
         model.extend(draw(1, 8), model.encoder.start(1))

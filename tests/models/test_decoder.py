@@ -291,9 +291,9 @@ def test_tokens_are_checked():
 
 def test_states_are_checked():
     model, token = build(), torch.tensor([[1], [2]])
-    with pytest.raises(ValueError, match="state is of 3 sequences, tokens of 2"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, tokens for 2"):
         model.extend(token, model.start(3))
-    with pytest.raises(ValueError, match="state is of 1 layers, the model has 2"):
+    with pytest.raises(ValueError, match="state is for 1 layers, the model has 2"):
         model.extend(token, build(layers=1).start(2))
     with pytest.raises(TypeError, match="state must be a DecoderState, got tuple"):
         model.extend(token, (1, 2))
@@ -407,7 +407,7 @@ def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
     model.extend(tokens, state, cu_seqlens=made)
     assert calls == ["_check_cu_seqlens", "_pad_bucketed", "_check_cu_seqlens", "_pad_all"]
     assert_close(again, params, **EXACT)
-    with pytest.raises(ValueError, match="layout is of b=1 and t=5 on cpu, tokens has shape"):
+    with pytest.raises(ValueError, match="layout is for b=1 and t=5 on cpu, tokens has shape"):
         model(tokens[:, :4], cu_seqlens=made)
 
 
@@ -433,7 +433,7 @@ def test_refuses_what_is_not_packed_well():
         model(tokens, mask=tokens == 0, cu_seqlens=good)
     with pytest.raises(ValueError, match="one row: targets must be"):
         model.shift(tokens.expand(2, -1), good)
-    with pytest.raises(ValueError, match="state is of 1 sequences, tokens of 2"):
+    with pytest.raises(ValueError, match="state is for 1 sequences, tokens for 2"):
         model.extend(tokens, state, cu_seqlens=good)
     with pytest.raises(ValueError, match="cu_seqlens must be on the device of tokens, meta, got cpu"):
         Layout.of("tokens", tokens.to("meta"), cu_seqlens=good)

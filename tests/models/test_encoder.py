@@ -468,7 +468,7 @@ def test_what_cannot_go_on_is_refused():
     model = build(causal=True)
     with pytest.raises(TypeError, match="state must be a EncoderState, got tuple"):
         model.extend(x, (1, 2))
-    with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, x for 2"):
         model.extend(x, model.start(3))
-    with pytest.raises(ValueError, match="state is of 1 layers, the model has 2"):
+    with pytest.raises(ValueError, match="state is for 1 layers, the model has 2"):
         model.extend(x, build(causal=True, layers=1).start(2))

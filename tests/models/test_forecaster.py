@@ -164,7 +164,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="values"):
         model(values[0])
     state = model.extend(values)[1]
-    with pytest.raises(ValueError, match="state is of 3 sequences, values of 2"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, values for 2"):
         model.extend(values[:2], state)
     with pytest.raises(ValueError, match="state must remember 9 values"):
         built(lags=(9,)).extend(values, state)

@@ -195,9 +195,9 @@ def test_refuses_to_turn_what_it_reads():
 def test_memories_and_states_are_checked():
     model, tokens = build(), torch.zeros(2, 3, dtype=torch.int64)
     memory = model.encode_memory(tokens)
-    with pytest.raises(ValueError, match="memory is of 2 sequences, tokens of 1"):
+    with pytest.raises(ValueError, match="memory is for 2 sequences, tokens for 1"):
         model(tokens[:1], memory)
-    with pytest.raises(ValueError, match="memory is of 2 layers, the model has 1"):
+    with pytest.raises(ValueError, match="memory is for 2 layers, the model has 1"):
         build(layers=1).start(memory)
     with pytest.raises(TypeError, match="memory must be a Memory, from encode_memory, got Tensor"):
         model(tokens, tokens)

@@ -269,7 +269,7 @@ def test_what_stands_in_padding_changes_nothing(causal):
         ({"dropout": 0.1, "attention": softmax.Config(dropout=0.2)}, "dropout must be 0 for .* of its own"),
         (
             {"attention": lsh.Config()},
-            "one projection for queries and keys, .* take lintra.nn.Att",
+            "one projection for queries and keys, .* use lintra.nn.Att",
         ),
         ({"attention": delta.Config(value_heads=8)}, "value_heads must be num_heads=4 or None, .* got 8"),
         ({"kdim": 5, "attention": bigbird.Config()}, "kdim and vdim must be embed_dim=16, .* got 5 and 16"),

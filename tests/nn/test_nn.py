@@ -96,7 +96,7 @@ def test_packed_sequences_are_each_alone(layer):
     assert_close([y, z], [torch.cat(part, 1) for part in cut], **EXACT)
     with pytest.raises(ValueError, match="cu_seqlens and mask exclude each other"):
         layer(parts[0], mask=torch.ones(1, 4, dtype=torch.bool), cu_seqlens=torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match="state is of 3 sequences, x of 1"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, x for 1"):
         layer.extend(parts[0], state, cu_seqlens=torch.tensor([0, 4]))
 
 
@@ -386,7 +386,7 @@ def test_lengths_are_a_tensor(lengths):
 
 def test_a_state_of_another_batch_is_refused():
     heads = AttentionLayer(8, linear.Config(), heads=2)
-    with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
+    with pytest.raises(ValueError, match="state is for 3 sequences, x for 2"):
         heads.extend(torch.zeros(2, 1, 8), heads.start(3))
 
 
@@ -396,8 +396,8 @@ def test_a_layout_of_another_batch_is_refused():
     for layout in (Layout.of("x", x[:1]), Layout.of("x", x[:, :4])):
         for module in (layer, block):
             with pytest.raises(
-                ValueError, match=r"layout is of b=\d and t=\d on cpu, q has shape \[2, 5, 2, 8\]"
+                ValueError, match=r"layout is for b=\d and t=\d on cpu, q has shape \[2, 5, 2, 8\]"
             ):
                 module(x, layout=layout)
-            with pytest.raises(ValueError, match="layout is of b="):
+            with pytest.raises(ValueError, match="layout is for b="):
                 module.extend(x, layer.start(layout.n), layout=layout)

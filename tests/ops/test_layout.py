@@ -98,7 +98,7 @@ def test_where_tokens_are():
 
 
 def test_a_layout_of_another_batch_is_refused():
-    with pytest.raises(ValueError, match=r"layout is of b=1 and t=5 on cpu, x has shape \[1, 4\] on cpu"):
+    with pytest.raises(ValueError, match=r"layout is for b=1 and t=5 on cpu, x has shape \[1, 4\] on cpu"):
         Layout.of("x", torch.zeros(1, 4), cu_seqlens=layout([2, 3]))
 
 

@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
     refused(str(folder / "below" / "notes.txt"), "notes.txt is not an IDX file")
     whole = (folder / "below" / "photo.JPG").read_bytes()
     (folder / "below" / "photo.JPG").write_bytes(whole[: len(whole) // 2])
-    refused(str(folder), "photo.JPG cannot be read as an image.*mend it or take it away")
+    refused(str(folder), "photo.JPG cannot be read as an image.*repair or remove it")
     (folder / "below" / "photo.JPG").write_bytes(b"")
     refused(str(folder), "photo.JPG cannot be read as an image")
     (folder / "below" / "photo.JPG").unlink()

@@ -186,7 +186,7 @@ def test_settings_are_checked(settings, message):
 
 
 def test_columns_without_a_file_and_a_file_that_is_not_there():
-    with pytest.raises(DataError, match="columns are of a file: name it with --data PATH"):
+    with pytest.raises(DataError, match="columns are for a file: name it with --data PATH"):
         _ = built(columns=("a",)).series
     with pytest.raises(DataError, match="data nowhere does not exist"):
         _ = built("nowhere").series

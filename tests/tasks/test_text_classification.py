@@ -125,7 +125,7 @@ def test_forms_of_a_line(tmp_path):
 @pytest.mark.parametrize(("name", "content"), [("x", "a\tb\na\t\n"), ("x.csv", "label,text\na,\n")])
 def test_a_missing_text_is_told(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=rf"{name}, line 2 has no text: fill it in, or take the line away"):
+    with pytest.raises(DataError, match=rf"{name}, line 2 has no text: fill it in, or remove the line"):
         _ = task(tmp_path / name).classes
 
 

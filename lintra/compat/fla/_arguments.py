@@ -8,7 +8,7 @@ def refuse(**unserved: object) -> None:
     """Raise NotImplementedError for arguments, by name, that are not supported here."""
     for name, x in unserved.items():
         if x is not None and x is not False:
-            raise NotImplementedError(f"{name} is not served by lintra's stand-in for fla, got {x!r:.60}")
+            raise NotImplementedError(f"{name} is not supported by lintra's stand-in for fla, got {x!r:.60}")
 
 
 def heads_behind_time(head_first: object) -> None:

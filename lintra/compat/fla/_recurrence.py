@@ -112,7 +112,7 @@ def _sizes(
         checks.shape("g", g, "b t o d" if g.dim() == 4 else "b t o", sizes)
     if beta is not None:
         if beta.dim() == 4:
-            raise NotImplementedError(f"beta is served as one number a head, got shape {list(beta.shape)}")
+            raise NotImplementedError(f"beta must be one number a head, got shape {list(beta.shape)}")
         checks.shape("beta", beta, "b t o", sizes)
     if not sizes["h"] or sizes["o"] % sizes["h"]:
         raise ValueError(

@@ -109,7 +109,7 @@ def _layers(config: Any) -> list[Any] | None:
     for reason, found in reasons.items():
         if found:
             raise ValueError(
-                f"cache_for does not serve {type(config).__name__}, which {reason}: leave "
+                f"cache_for does not support {type(config).__name__}, which {reason}: leave "
                 "past_key_values out, for a cache of transformers' own"
             )
     if all(attends):
@@ -138,7 +138,7 @@ def attend(
     mechanism has no form of."""
     for option in _UNSERVED:
         if kwargs.get(option) is not None and kwargs[option] is not False:
-            raise NotImplementedError(f"attn_implementation={name!r} does not serve {option}")
+            raise NotImplementedError(f"attn_implementation={name!r} does not support {option}")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = attention_mask
@@ -150,7 +150,7 @@ def attend(
     if isinstance(seen, Tensor):
         if owner(key) is not None:
             raise NotImplementedError(
-                f"a StateCache does not serve a mask of queries and keys, got {list(seen.shape)}: leave "
+                f"a StateCache does not support a mask of queries and keys, got {list(seen.shape)}: leave "
                 "past_key_values out, for a cache of transformers' own"
             )
         plain = isinstance(config, softmax.Config) and not config.window
@@ -173,7 +173,7 @@ def attend(
         if packed is None and layer is None and q.shape[1] != k.shape[1]:
             return mechanism.attend(q, k, v, seen.pairs(q.shape[1], k.shape[1], q.device)), None
     elif not seen.causal and _crosses(module, q, k):
-        raise NotImplementedError(f"attn_implementation={name!r} does not serve cross-attention")
+        raise NotImplementedError(f"attn_implementation={name!r} does not support cross-attention")
     return _run(mechanism, q, k, v, seen, packed, layer), None
 
 

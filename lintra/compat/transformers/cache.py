@@ -93,7 +93,7 @@ class StateLayer(StateHolder, CacheLayerMixin):
         Raises NotImplementedError for keys that an earlier layer has taken already."""
         if not self.waiting:
             raise NotImplementedError(
-                "a StateCache does not serve layers that share keys and values: leave past_key_values out, "
+                "a StateCache does not support layers that share keys and values: leave past_key_values out, "
                 "for a cache of transformers' own"
             )
         if self.state is None:

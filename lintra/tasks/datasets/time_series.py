@@ -69,7 +69,7 @@ def _without_gaps(rows: Iterable[tuple[int, list[str]]], path: Path) -> Iterator
     before = None
     for line, cells in rows:
         if before is not None and line != before + 1:
-            raise DataError(f"{path}, line {before + 1:,} is empty: fill in the value, or take the line away")
+            raise DataError(f"{path}, line {before + 1:,} is empty: fill in the value, or remove the line")
         before = line
         yield line, cells
 

@@ -119,7 +119,7 @@ def test_refusals():
     call = causal_conv1d_fn
     with pytest.raises(TypeError, match="unexpected keyword"):
         call(x, weight, bias, cu_seqlens=None)
-    raises(NotImplementedError, "activation is not served", call, x, weight, bias, activation="gelu")
+    raises(NotImplementedError, "activation is not supported", call, x, weight, bias, activation="gelu")
     raises(ValueError, "weight must be", call, x, weight[:3], bias)
     raises(ValueError, "bias must be", call, x, weight, bias[:3])
     raises(ValueError, "states must hold", call, x, weight, bias, initial_states=state[..., 1:])

@@ -183,7 +183,7 @@ def test_refusals():
     call = causal_conv1d_update
     with pytest.raises(TypeError, match="unexpected keyword"):
         call(x, buffer, weight, bias, pad_slot_id=-1)
-    raises(NotImplementedError, "activation is not served", call, x, buffer, weight, bias, "gelu")
+    raises(NotImplementedError, "activation is not supported", call, x, buffer, weight, bias, "gelu")
     raises(ValueError, "conv_state must hold", call, x, buffer[..., 1:], weight, bias)
     raises(ValueError, "conv_state must be", call, x, buffer[:2], weight, bias)
     raises(TypeError, "conv_state must have the dtype", call, x, buffer.float(), weight, bias)

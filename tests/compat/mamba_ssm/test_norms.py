@@ -59,7 +59,7 @@ def test_refusals():
     x, weight, bias, z = draw()
     call = layer_norm.rms_norm_fn
     for name, value in {"x1": x, "weight1": weight, "bias1": bias, "rowscale": z, "dropout_p": 0.1}.items():
-        raises(NotImplementedError, f"{name} is not served", call, x, weight, None, **{name: value})
+        raises(NotImplementedError, f"{name} is not supported", call, x, weight, None, **{name: value})
     raises(NotImplementedError, "return_dropout_mask", call, x, weight, None, return_dropout_mask=True)
     raises(ValueError, "residual must", call, x, weight, None, x[0])
     raises(ValueError, "group_size", layernorm_gated.rmsnorm_fn, x, weight, None, group_size=5)

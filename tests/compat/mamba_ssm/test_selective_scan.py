@@ -178,7 +178,7 @@ def test_refusals():
     call = selective_scan_fn
     with pytest.raises(TypeError, match="unexpected keyword"):
         call(u, delta, A, B, C, state=None)
-    raises(NotImplementedError, "A is not served.*real", call, u, delta, A.to(torch.complex64), B, C)
+    raises(NotImplementedError, "A is not supported.*real", call, u, delta, A.to(torch.complex64), B, C)
     raises(ValueError, "delta must be", call, u, delta[..., :3], A, B, C)
     raises(ValueError, "B must be", call, u, delta, A, B[:, :3], C)
     raises(ValueError, "D must be", call, u, delta, A, B, C, D[:3])

@@ -282,8 +282,8 @@ def test_refusals():
     call = mamba_chunk_scan_combined
     with pytest.raises(TypeError, match="unexpected keyword"):
         call(x, dt, A, B, C, 16, chunk=3)
-    raises(NotImplementedError, "A is not served.*at most 0", call, x, dt, -A, B, C, 16, dt_softplus=True)
-    raises(NotImplementedError, "A is not served.*real", call, x, dt, A.to(torch.complex64), B, C, 16)
+    raises(NotImplementedError, "A is not supported.*at most 0", call, x, dt, -A, B, C, 16, dt_softplus=True)
+    raises(NotImplementedError, "A is not supported.*real", call, x, dt, A.to(torch.complex64), B, C, 16)
     raises(ValueError, "dt must be", call, x, dt[:, :3], A, B, C, 16)
     raises(ValueError, "C must be", call, x, dt, A, B, C[..., :3], 16)
     raises(ValueError, "D must be", call, x, dt, A, B, C, 16, D=D[:3])

@@ -363,13 +363,13 @@ def test_calls_that_cannot_be_served_are_refused():
         {"output_attentions": True},
         {"block_indices": torch.zeros(1, 3, 2)},
     ):
-        with pytest.raises(NotImplementedError, match=f"does not serve {next(iter(option))}"):
+        with pytest.raises(NotImplementedError, match=f"does not support {next(iter(option))}"):
             attend("lintra", model, x, x, x, Visible(True), **option)
     with pytest.raises(AttributeError, match=r"reads the attention mask \(its dtype\)"):
         _ = Visible(True).dtype
     exact = build("Llama", "lintra")
     given = {"attention_mask": torch.ones(2, 1, 20, 20, dtype=torch.bool)}
-    with pytest.raises(NotImplementedError, match="a StateCache does not serve a mask"):
+    with pytest.raises(NotImplementedError, match="a StateCache does not support a mask"):
         exact(tokens(), past_key_values=lintra.hf.cache_for(exact), **given)
     with pytest.raises(ValueError, match="attn_implementation='lintra'"):
         lintra.hf.cache_for(build("Llama", "sdpa"))
@@ -463,5 +463,5 @@ def test_models_that_a_state_cannot_serve_are_refused():
     mechanism = softmax.Config().build(heads=2, dim=4, causal=True)
     q = x.transpose(1, 2)
     layer.extend(mechanism, q, q, q, Visible(True).layout(q))
-    with pytest.raises(NotImplementedError, match="does not serve layers that share keys"):
+    with pytest.raises(NotImplementedError, match="does not support layers that share keys"):
         layer.extend(mechanism, q, q, q, Visible(True).layout(q))

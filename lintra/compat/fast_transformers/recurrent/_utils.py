@@ -23,7 +23,7 @@ def open_state(state: Sequence[Tensor], query: Tensor) -> Sequence[Tensor]:
     for x in state:
         if len(x) != len(query):
             raise ValueError(
-                f"the batch changed: the state is of {len(x)} sequences, the query of {len(query)}"
+                f"the batch changed: the state is for {len(x)} sequences, the query for {len(query)}"
             )
     return state
 

@@ -106,7 +106,7 @@ def parallel_simple_gla(
 ) -> tuple[Tensor, Tensor | None]:
     """Linear attention with a decay for every head, and with `output_attentions` its scores [b h t t]."""
     if output_attentions and cu_seqlens is not None:
-        raise NotImplementedError("output_attentions=True is not served with cu_seqlens")
+        raise NotImplementedError("output_attentions=True is not supported with cu_seqlens")
     y, _ = chunk_simple_gla(q, k, v, g, scale=scale, cu_seqlens=cu_seqlens)
     if not output_attentions:
         return y, None

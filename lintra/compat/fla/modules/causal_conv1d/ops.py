@@ -175,7 +175,7 @@ def _last_inputs(x: Tensor, before: Tensor | None, width: int, cu_seqlens: Tenso
 def _given(weight: Tensor | None) -> Tensor:
     """Return the weights, or raise NotImplementedError where there are none."""
     if weight is None:
-        raise NotImplementedError("weight=None is not served by lintra's stand-in for fla")
+        raise NotImplementedError("weight=None is not supported by lintra's stand-in for fla")
     return weight
 
 
