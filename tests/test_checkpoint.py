@@ -183,11 +183,11 @@ def damage_weights(folder, change):
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
-            "damaged or no safetensors",
+            "damaged or not a safetensors",
         ),
         (
             lambda f: (f / "model.safetensors").write_bytes(pickle.dumps({"head.weight": 1})),
-            "damaged or no safetensors",
+            "damaged or not a safetensors",
         ),
         (lambda f: damage_config(f, lambda c: c.pop("format")), "has no format version"),
         (

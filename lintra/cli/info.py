@@ -80,7 +80,7 @@ def info(args: Sequence[str]) -> int:
             ["GPU", ", ".join(gpus) or "none"],
             [
                 "native",
-                f"no: {native.why_not()}; chunked PyTorch is used instead, about {CHUNKED_IS_SLOWER} times slower"
+                f"no: {native.why_not()}; chunked PyTorch is used, about {CHUNKED_IS_SLOWER} times slower"
                 if native.why_not()
                 else f"{native.instruction_set()}, of {', '.join(native.instruction_sets())}",
             ],

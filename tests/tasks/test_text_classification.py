@@ -239,7 +239,7 @@ def test_the_baseline_takes_the_same_batches(file):
         ),
         (
             line("label", "text") + b"".join(LINES),
-            r"line 1: 'label' is the label of no other line: take a head",
+            r"line 1: 'label' is the label of no other line: remove a head",
         ),
         (  # a line that is held out
             b"".join(LINES[:4]) + line("awful", "x") + b"".join(LINES[4:9]),

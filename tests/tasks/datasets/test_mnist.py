@@ -32,7 +32,7 @@ def test_both_forms_are_read(small_mnist, form):
     ("change", "message"),
     [
         (lambda content: None, r"\.gz is missing, the labels of train images"),
-        (lambda content: b"\0\0\x08\x03" + content[4:], "no IDX file of labels"),
+        (lambda content: b"\0\0\x08\x03" + content[4:], "not an IDX file of labels"),
         (lambda content: content[:-1], "holds 4 labels, 5 expected"),
         (lambda content: content[:-1] + b"\7", "differs from the published file"),
     ],
@@ -63,7 +63,7 @@ def test_a_part_is_missing(small_mnist):
     ("change", "message"),
     [
         (lambda content: b"", "no IDX file"),
-        (lambda content: b"\0\0\x08\x01" + content[4:], "no IDX file of images"),
+        (lambda content: b"\0\0\x08\x01" + content[4:], "not an IDX file of images"),
         (
             lambda content: content[:4] + struct.pack(">3I", 6, 28, 28) + content[16:] + bytes(784),
             r"\(6, 28, 28\), expected",
