@@ -62,7 +62,7 @@ def test_a_part_is_missing(small_mnist):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: b"", "no IDX file"),
+        (lambda content: b"", "not an IDX file"),
         (lambda content: b"\0\0\x08\x01" + content[4:], "not an IDX file of images"),
         (
             lambda content: content[:4] + struct.pack(">3I", 6, 28, 28) + content[16:] + bytes(784),
