@@ -66,7 +66,7 @@ class Tokenizer:
         file = Path(file).expanduser()
         if file.is_dir():
             raise Error(f"{file} is a folder: name the tokenizer.json in it")
-        read_json(file)  # says what is wrong with a file that is none
+        read_json(file)  # reports what is wrong with any other file
         return cls(file.read_bytes(), str(file))
 
     @classmethod

@@ -32,7 +32,7 @@ class ConvolvedState(NamedTuple):
 
 
 class ConvolvedRecurrence(Attention):
-    """A recurrence behind a convolution, with fields `conv` and `impl` in its configuration.
+    """A recurrence after a convolution, with fields `conv` and `impl` in its configuration.
 
     State: kv [b o d e] and the last inputs of the convolution."""
 

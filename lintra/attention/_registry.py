@@ -113,7 +113,7 @@ def _checked(point: EntryPoint) -> ModuleType:
     where = f"attention {point.name!r} ({_place(point)})"
     try:
         module = point.load()
-    except Exception as error:  # whatever somebody else's package raises
+    except Exception as error:  # whatever the other package raises
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(module, ModuleType):
         raise ValueError(f"{where} must be a module, got {type(module).__name__}")

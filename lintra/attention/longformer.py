@@ -295,7 +295,7 @@ class LongformerAttention(ScoredAttention):
         return banded_attention(q, near.k, near.v, before=before, after=after, **options)
 
     def _columns(self, x: _Inputs, state: LongformerState) -> Tokens:
-        """The global tokens, those read now behind those of the state."""
+        """The global tokens, those read now after those of the state."""
         k, v = zero_padding(x.there, take(x.local.k, x.at), take(x.local.v, x.at))
         return append(state.columns, Tokens(k, v, x.there))
 

@@ -87,7 +87,7 @@ class SoftmaxAttention(ScoredAttention):
         return super()._forward(q, k, v, layout)
 
     def _forward_shard(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        """y [b t h e] of a rank's shard of longer sequences: behind the window before it, or in a ring."""
+        """y [b t h e] of a rank's shard of longer sequences: after the window before it, or in a ring."""
         assert layout.shard is not None
         if self.config.window is None:
             left = layout.left_align()
@@ -113,7 +113,7 @@ class SoftmaxAttention(ScoredAttention):
         after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
         if state.k.shape[1] == 0 and (window is None or window >= q.shape[1]):
-            left = layout.left_align()  # padding behind the real tokens is later than all of them
+            left = layout.left_align()  # padding after the real tokens is later than all of them
             q, k, v = (q, k, v) if left is None else (left.gather(x) for x in (q, k, v))
             y = self.attend(q, k, v, None, causal=True)
             y = y if left is None else left.restore(y)
@@ -148,7 +148,7 @@ class SoftmaxAttention(ScoredAttention):
         left = layout.left_align()
         if left is not None:
             q, k, v = (left.gather(x) for x in (q, k, v))
-        # A cache has its padding in front, aligned tokens have theirs behind, where no real one looks.
+        # A cache has its padding in front, aligned tokens have theirs at the end, where no real one looks.
         new = SoftmaxState(k, v, state.position.new_zeros(k.shape[:2]))
         k, v, position = append(state, new)
         visible = None if left is None and not state.k.shape[1] else position >= 0

@@ -173,7 +173,7 @@ def _form(content: bytes, name: str) -> _Form:
 
 
 def _length(size: int, long: int | None) -> int | None:
-    """Return how many bytes of audio are to come, by the 32 bits that say it, or 64; None: nobody knows."""
+    """Return how many bytes of audio are to come, by the 32 bits that say it, or 64; None: unknown."""
     if size == _IN_64_BITS and long is not None:
         return long if 0 < long < 2**62 else None
     return size if 0 < size < UNKNOWN else None

@@ -20,7 +20,7 @@ _STREAMINFO = b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22"  # how a FLAC stream begins
 
 
 def holds_another(path: Path) -> bool:
-    """Return whether a WAV, FLAC or Ogg file holds a second recording behind the first."""
+    """Return whether a WAV, FLAC or Ogg file holds a second recording after the first."""
     with path.open("rb") as file:
         head = file.read(12)
         kind = head[:4]
@@ -37,7 +37,7 @@ def holds_another(path: Path) -> bool:
 
 
 def _chained(content: mmap.mmap) -> bool:
-    """Return whether a stream begins behind pages of others (RFC 3533, section 4: chaining)."""
+    """Return whether a stream begins after pages of others (RFC 3533, section 4: chaining)."""
     place, others = 0, False
     while content[place : place + 4] == b"OggS" and len(content) - place > 27:
         begins, segments = bool(content[place + 5] & 2), content[place + 26]

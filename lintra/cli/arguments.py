@@ -103,7 +103,7 @@ def _reason(printed: str) -> str:
             number = "a whole number" if takes[1] == "INT" else "a number"
             return f"{wrong[1]} must be {number}, got {wrong[2]}"
     suggestion = re.search(r"Perhaps you meant: (--\S+)", " ".join(others))
-    own = re.match(r"Error parsing \w+: ", first)  # the name of a class or field of ours
+    own = re.match(r"Error parsing \w+: ", first)  # the name of one of our classes or fields
     reason = first[own.end() :] if own else first.removesuffix(".")
     reason = reason[0].lower() + reason[1:]
     return f"{reason}; perhaps you meant {suggestion[1]}" if suggestion else reason

@@ -15,7 +15,7 @@ _TORCH = {"float32": torch.float32, "float16": torch.float16}
 
 
 class Sections:
-    """Content behind the header, in its order."""
+    """Content after the header, in order."""
 
     def __init__(self, weights: Weights):
         self.weights: Weights = weights

@@ -38,7 +38,7 @@ def why_not(model: CTC) -> str | None:
 
 
 def header(model: CTC) -> bytes:
-    """The header behind the header."""
+    """The second header, after the first."""
     config, audio = model.config, model.config.features.kind == "fbank"
     read = config.features
     return _HEADER.pack(
@@ -57,7 +57,7 @@ def header(model: CTC) -> bytes:
 
 
 def write(model: CTC, out: Sections) -> None:
-    """Add what stands before the layers."""
+    """Add the parts before the layers."""
     out.vector(model.mean)
     out.vector(model.scale)
     for stage in model.stages:

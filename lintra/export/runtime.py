@@ -232,7 +232,7 @@ def _frequencies(width: int, base: float) -> bytes:
 
 
 def _fields(model: Any, weights: Weights) -> bytes:
-    """The header behind its first 24 bytes."""
+    """The header after its first 24 bytes."""
     network, hears = _network(model), isinstance(model, CTC)
     around, (kind, *others), config = Surroundings.of(network.blocks[0]), _kinds(network), network.config
     axes, context = _axes(network), () if hears else config.context

@@ -49,8 +49,8 @@ def beam_search(
 
     A hypothesis with the symbol `end` is complete. Hypotheses of different lengths compete by
     log_prob / ((5 + length) / 6) ** length_penalty: 0 compares probabilities, which favours short ones. A
-    beam that holds every hypothesis is exact. Raises ValueError for a beam below 1, an end that is no symbol,
-    a penalty that is negative or not finite, and what `stream` refuses.
+    beam that holds every hypothesis is exact. Raises ValueError for a beam below 1, an end that is not a
+    symbol, a penalty that is negative or not finite, and what `stream` refuses.
     """
     if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
         raise ValueError(f"beam must be an integer of at least 1, got {beam}")

@@ -52,7 +52,7 @@ def prepare_inputs(
     source_mask: Tensor | None = None,
     **keywords: Any,
 ) -> GenerationInputs:
-    """Return the inputs of a generation, checked: its tensors on the model's device behind the start symbol.
+    """Return the inputs of a generation, checked: its tensors on the model's device after the start symbol.
 
     Arguments and errors are those of `lintra.generation.stream`.
     """

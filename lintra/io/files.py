@@ -19,7 +19,8 @@ _DAY = 86_400  # seconds
 
 
 class Error(ValueError):
-    """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
+    """A checkpoint that is missing, damaged or not a lintra model; the message names the file and what is
+    wrong."""
 
 
 def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:

@@ -228,7 +228,7 @@ class CTC(nn.Module):
 
 
 def _subsample(stage: nn.Conv1d, x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply a stage to x [b t c] behind the frame before it [b 1 c] -> [b ceil(t/2) c'], and the last
+    """Apply a stage to x [b t c] after the frame before it [b 1 c] -> [b ceil(t/2) c'], and the last
     frame."""
     if not x.shape[1]:
         return x.new_zeros(len(x), 0, stage.out_channels), edge

@@ -226,7 +226,7 @@ def _build(
 def _share(owner: Attention, other: Attention) -> None:
     """Have one form compute with the parameters and buffers of the other, now and after they are replaced.
 
-    Raises ValueError where they are not alike."""
+    Raises ValueError where they differ."""
     owned, others = (
         {name: x.shape for name, x in (*form.named_parameters(), *form.named_buffers())}
         for form in (owner, other)

@@ -128,7 +128,7 @@ class Layout:
         return self._once(self._made, "seen", lambda: self._seen + self.new)
 
     def zero(self, x: Tensor) -> Tensor:
-        """Return x [b t ...] with zeros, and no gradient, where there is no token; NaN there is gone."""
+        """Return x [b t ...] with zeros, and no gradient, where there is no token; NaN there is removed."""
         return x if self.mask is None else zero_padding(self.mask, x)[0]
 
     def real(self, x: Tensor) -> Bool[Tensor, "b t"]:

@@ -149,6 +149,6 @@ def _read(
 
 
 def _times_exp(k: Tensor, v: Tensor, real: Tensor) -> Tensor:
-    """exp(k) [v, 1] on a new axis before the last two; 0 where not real, whatever stands there."""
+    """exp(k) [v, 1] on a new axis before the last two; 0 where not real, whatever is there."""
     weight = k.masked_fill(~real[..., None, None], -math.inf).exp()
     return torch.stack((weight * v, weight), -3)

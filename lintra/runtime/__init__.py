@@ -146,7 +146,7 @@ class Model:
 
 class Sequence:
     """A sequence of a model: its state and its next symbol. Raises Error for what the runtime refuses and
-    TypeError for a token that is no integer, which leave it as it was.
+    TypeError for a token that is not an integer, which leave it unchanged.
 
     Softmax attention keeps every token: the memory of its sequences doubles where it is full.
     """

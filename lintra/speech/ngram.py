@@ -78,7 +78,7 @@ class NGram:
     @classmethod
     def load(cls, file: str | Path) -> "NGram":
         """Return the model that `save` wrote. Raises SpeechError that names the file if it is missing,
-        damaged or not ours."""
+        damaged or not a lintra model."""
         try:
             content = read_json(Path(file))
         except Error as error:

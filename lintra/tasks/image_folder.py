@@ -132,7 +132,7 @@ class ImageFolder(PixelTask):
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the images in a folder and its subfolders, but for what is hidden, and runs and models."""
+    """Yield the images in a folder and its subfolders, except hidden ones and those in runs and models."""
     yield from (path for path in data_files.walk(folder) if path.suffix.lower() in SUFFIXES)
 
 

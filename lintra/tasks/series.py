@@ -143,7 +143,7 @@ class SeriesTask(Task):
 
     @cached_property
     def season(self) -> int:
-        """The rows from one season to the next, 1 for none: given, or estimated from what is trained on."""
+        """The rows from one season to the next, 1 for none: given, or estimated from the training rows."""
         if self.config.season is not None:
             return self.config.season
         return season_of(self._trained, self.config.context)

@@ -91,7 +91,7 @@ def _is_ours(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:
 
 
 def _register(originals: dict[str, Function]) -> None:
-    """Make us a backend, before all others, of what FLA dispatches."""
+    """Register lintra as a backend, before all others, for the functions that FLA dispatches."""
     backends = import_module("fla.backends")
 
     class Backend(backends.BaseBackend):

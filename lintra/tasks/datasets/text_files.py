@@ -47,7 +47,7 @@ def read_all(path: Path, *, utf8: bool = False) -> bytes:
 
 
 def named(flag: str, path: str | None, what: str) -> Path:
-    """The path a user gave. Raises DataError where there is none, or nothing is there."""
+    """The path a user gave. Raises DataError where there is none, or it does not exist."""
     if path is None:
         raise DataError(f"which text? Name {what} with --{flag} PATH")
     place = Path(path).expanduser()

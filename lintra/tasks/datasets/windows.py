@@ -60,7 +60,7 @@ class Windows(Samples):
 
 
 class RandomWindows(Windows):
-    """Windows anywhere in what is trained on; each follows from `seed` and its number."""
+    """Windows anywhere in the training rows; each follows from `seed` and its number."""
 
     def __init__(self, series: Sequence[Series], context: int, horizon: int, seed: int):
         super().__init__(series, context, horizon, context // 2)
