@@ -88,7 +88,7 @@ class Retention(Attention):
         self.register_buffer("log_decay", _log_decay(config, self.rates).to(torch.get_default_dtype()))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Retention":
-        """Apply `fn`, with the rates computed again in another dtype rather than rounded from the old ones."""
+        """Apply `fn`, with the rates computed again in a new dtype, not rounded from the old ones."""
         exact, before = _log_decay(self.config, self.rates), self.log_decay
         own = type(before) is Tensor and not before.is_meta and torch.equal(before, exact.to(before))
         super()._apply(fn, recurse)
