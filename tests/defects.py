@@ -158,7 +158,7 @@ TABLE = """
 
 17 lintra/ops/linear_attention/chunked.py: differences of decays, the future struck out after the exponential
 -        weight = weight if log_decay is None else weight + _faded(log_decay)
--        # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
+-        # Masked before the exponential: after it, inf * 0 would be NaN in the gradient.
 -        scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
 +        until = log_decay.cumsum(-1)
 +        weight = weight + until[..., :, None] - until[..., None, :]

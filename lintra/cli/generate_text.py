@@ -72,9 +72,7 @@ def _end(options: Any, task: Text) -> int | None:
     if options.end is None:
         return None
     if task.tokenizer is None:
-        raise UsageError(
-            f"end is a token of a tokenizer, and {options.model} writes {task.unit}: use --stop"
-        )
+        raise UsageError(f"end is a token of a tokenizer, and {options.model} writes {task.unit}: use --stop")
     number = task.tokenizer.token(options.end)
     if number is None:
         raise UsageError(f"end must be a token of {task.config.tokenizer}, got {options.end!r}")

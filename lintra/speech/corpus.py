@@ -115,9 +115,7 @@ def prepare(
         parts = _compute(utterances, config, speeds, report, pieces.append)
         return _corpus(np.concatenate(pieces), parts, utterances, speeds)
     path = Path(cache).expanduser()
-    if (
-        path.suffix != ".safetensors" or path.is_dir()
-    ):  # perhaps the audio itself, which would be overwritten
+    if path.suffix != ".safetensors" or path.is_dir():  # perhaps the audio itself, which would be overwritten
         raise ValueError(f"cache must be a file named *.safetensors, got {cache}")
     refuse_irregular(path, SpeechError)
     origin = origin_of(utterances, config, speeds)

@@ -43,7 +43,7 @@ class Config:
     nodes: int | None = None  # machines (1, or those torchrun or srun has)
     devices: int | None = None  # processes or GPUs of each (1, or as above)
     strategy: Strategy = "auto"  # ddp: model replicated; fsdp: sharded
-    timeout: float = 600.0  # seconds that processes wait for each other
+    timeout: float = 600.0  # seconds to wait for other processes
     wandb: str | None = None  # a project of Weights & Biases to log to as well
 
     def __post_init__(self):
