@@ -108,7 +108,7 @@ class AttentionFree(Attention):
         k, v = widened(k, v)
         state = state if layout.shard is None else self._sums_before(k, v, state, layout)
         sums = running_sums(k, v, layout.mask, state)
-        # Views would keep the whole line.
+        # Views would keep the sums of all tokens as long as the state is kept.
         return self._gate(q, sums.mean()), ExpSums(*(x[:, -1].clone() for x in sums))
 
     def _sums_before(self, k: Tensor, v: Tensor, state: ExpSums, layout: Layout) -> ExpSums:

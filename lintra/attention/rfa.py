@@ -203,7 +203,7 @@ class RandomFeatureAttention(KernelAttention):
             return Gate(None, None)
         dtype = sum_dtype(gate.dtype)
         gate = (gate.to(dtype) + self.gate_bias.to(dtype)).clamp(-STEEPEST, STEEPEST)
-        # NaN in one sample passes by the key's weight alone: a decay has to be a number.
+        # NaN in one sample passes on through the key's weight alone: a decay has to be a number.
         keep = functional.logsigmoid(gate).nan_to_num(0.0)
         return Gate(*(layout.zero(x) for x in (keep, functional.logsigmoid(-gate))))
 

@@ -1,10 +1,11 @@
 """Linear attention in Triton, for NVIDIA GPUs: cuts a call into spans and launches `triton_kernels`.
 
-Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
-value is read back from the GPU, so that a call may be captured in a CUDA graph, after one that has compiled
-its kernels. A kv of 16 bits is widened beside the kernels, but for a step, which reads and writes it itself.
-Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits are multiplied as they are,
-and what is made of them as sums of two bfloat16, of 16 bits.
+Only the inputs, y and the denominators are kept for the backward pass, which sums the states again. No value
+is read back from the GPU, so a call can be captured in a CUDA graph once an earlier one has compiled its
+kernels.
+A kv of 16 bits is widened outside the kernels, except by a step, which reads and writes it directly.
+Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits are multiplied as they are;
+what is computed from them is multiplied as sums of two bfloat16, which keep 16 bits.
 """
 
 import threading
@@ -18,30 +19,30 @@ from torch import Tensor
 from lintra.ops.dispatch import INTERPRETED
 from lintra.ops.linear_attention import operator
 
-# Larger blocks do not fit into registers (nor, on small GPUs, into shared memory). Without tensor cores, half
-# of these: there every thread holds whole rows of what it multiplies.
-CHUNK = 64  # tokens to a chunk: scores are CHUNK x CHUNK
-WIDEST = 64  # features or values to a tile
-LEAST = 16  # of either that a matrix product takes
-LONGEST = 16  # chunks to a span: the more, the fewer states go through memory
-SCAN = 1024  # numbers of a state to a program
-GONE = -200.0  # the logarithm of a decay that leaves nothing, beside inputs of any weight in float32
-ROWS = 64  # rows to a program where nothing is multiplied
+# Larger blocks do not fit into registers or, on small GPUs, into shared memory. Without tensor cores blocks
+# are half as large, because every thread then holds whole rows of what it multiplies.
+CHUNK = 64  # tokens per chunk: scores are CHUNK x CHUNK
+WIDEST = 64  # features or values per tile
+LEAST = 16  # the fewest of either that a matrix product takes
+LONGEST = 16  # chunks per span, at most: longer spans move fewer states through memory
+SCAN = 1024  # entries of a state per program
+GONE = -200.0  # the logarithm of a decay that leaves nothing, whatever the weight of an input in float32
+ROWS = 64  # rows per program of a kernel without matrix products
 # Triton keeps the arguments on the kernel object while it tunes, where two threads would mix them up.
 _LAUNCHING = threading.Lock()
 
 
 class Cut(NamedTuple):
-    """The sequences of a call, cut into spans that none shares with another."""
+    """The sequences of a call, cut into spans; no span has tokens of two sequences."""
 
-    units: int  # spans, or an upper bound of them: packed sequences are not read back to count theirs
-    spans: int  # of each sequence, where all are of one length
-    sequence_of: Tensor | None  # [units] where they are not: the sequence of each span
-    first_of: Tensor | None  # [n+1]: the first span of each sequence
+    units: int  # number of spans; an upper bound for packed sequences, whose lengths are not read back
+    spans: int  # per sequence, if all have the same length
+    sequence_of: Tensor | None  # [units] if they are packed: the sequence of each span
+    first_of: Tensor | None  # [n+1] if they are packed: the first span of each sequence
 
 
 def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
-    """Into spans of `span` tokens. Of a row of `time` tokens, or n of that length each."""
+    """Cut n sequences of `time` tokens, or n packed into a row of `time`, into spans of `span` tokens."""
     if cu_seqlens is None:
         spans = -(-time // span)
         return Cut(n * spans, spans, None, None)
@@ -53,12 +54,12 @@ def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
 
 
 def bounded(cu_seqlens: Tensor, time: int) -> Tensor:
-    """Never read on the host: wrong ones must not lead out of the row."""
+    """Keep offsets within the row and in order: wrong ones are not refused, as the host never reads them."""
     return cu_seqlens.to(torch.int64).clamp(0, time).cummax(0).values
 
 
 def _limited(log_decay: Tensor | None) -> Tensor | None:
-    """Return decays of at least GONE: the difference of two sums of -inf would be NaN."""
+    """Return log decays of at least GONE: the difference of two sums of -inf would be NaN."""
     return None if log_decay is None else log_decay.clamp(min=GONE)
 
 
@@ -103,9 +104,9 @@ class _Call:
         self.keys = self.queries if causal else cut(self.n, self.s, self.span, self.cu_seqlens)
 
     def side(self, queries: bool) -> dict[str, Any]:
-        """Return the arguments of a kernel that goes through the queries, or through the keys."""
+        """Return the arguments of a kernel that goes through the queries, or else through the keys."""
         spans = self.queries if queries else self.keys
-        there = self.causal or not queries  # logarithms and padding are those of the keys
+        there = self.causal or not queries  # logarithms and the mask belong to the keys
         return {
             "mask": self.mask if there else None,
             "cu_seqlens": self.cu_seqlens,
@@ -134,8 +135,9 @@ class _Call:
         }
 
     def sum_states(self, start: tuple[Tensor | None, Tensor | None], gradient: dict[str, Any] | None = None):
-        """The states that spans start from and the one behind all; of the state's gradients if what makes
-        them is given, backwards in time. -> states [units g f*(e+1)] (not causal: [n g f*(e+1)]), kv, z"""
+        """Return the states that spans start from [units g f*(e+1)] (not causal: [n g f*(e+1)]), and the
+        final kv and z. Given the arguments that its `gradient` is computed from, return the same of the
+        state's gradient, backwards in time."""
         from lintra.ops.linear_attention import triton_kernels as kernels
 
         backward = gradient is not None
@@ -210,7 +212,7 @@ def forward(q, k, v, *others):
 
 
 def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """One token: everything in one launch."""
+    """Process one token, in a single launch."""
     from lintra.ops.linear_attention import triton_kernels as kernels
 
     kv, z = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.kv, call.z))
@@ -347,20 +349,21 @@ def _logarithm_gradients(
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    """Launch a kernel, by one thread at a time; over an empty grid there is nothing to do."""
+    """Launch a kernel, from one thread at a time. An empty grid launches nothing."""
     if all(grid):
         with _LAUNCHING:
             kernel[grid](**arguments)
 
 
 def result(shape: Sequence[int], dtype: torch.dtype, like: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Return what kernels write results to, on the device of `like`: 0 where packed sequences end early."""
+    """Allocate what kernels write to, on the device of `like`: zeros if sequences are packed, as they may end
+    before the row does."""
     make = torch.empty if cu_seqlens is None else torch.zeros
     return make(shape, dtype=dtype, device=like.device)
 
 
 def strided(name: str, x: Tensor) -> dict[str, Any]:
-    """A tensor [b t h width] with contiguous rows, as the kernels take it."""
+    """Return a tensor [b t h width] with contiguous rows as the arguments of a kernel."""
     batch, token, head, _ = x.stride()
     return {name: x, f"{name}_batch": batch, f"{name}_token": token, f"{name}_head": head}
 
@@ -371,7 +374,7 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels start on the current GPU: that of `x`."""
+    """Make the GPU of `x` the current one, on which kernels start."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
@@ -381,7 +384,7 @@ def target_programs(x: Tensor) -> int:
 
 
 def block(size: int, most: int) -> int:
-    """A power of 2 that holds `size`, within the bounds; what is larger is cut."""
+    """Return the power of 2 that holds `size`, from LEAST to `most`; what is larger is cut into tiles."""
     return max(LEAST, min(1 << (max(size, 1) - 1).bit_length(), most))
 
 

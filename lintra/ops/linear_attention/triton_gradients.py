@@ -1,7 +1,7 @@
 """The Triton kernels of the gradients of linear attention; `triton_kernels` has the formulas."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# Triton annotates what its compiler makes of a kernel, not what is written.
+# Triton's annotations describe what its compiler makes of a kernel, not the source.
 import triton
 import triton.language as tl
 
@@ -28,7 +28,8 @@ from lintra.ops.linear_attention.triton_kernels import (
 
 @triton.jit
 def _write(total, raw, out, dots, tile, line, column, inside, real, rows, F: tl.constexpr, MAP: tl.constexpr):
-    """The gradient of queries or keys `raw` from that of their features; features . gradient as `dots`."""
+    """Store the gradient of queries or keys `raw`, given that of their features, and features . gradient as
+    `dots`."""
     if dots is not None:
         dot = tl.sum(total * apply_map(raw, column, real, F, MAP), 1)
         tl.store(dots + tile * rows + line, dot, mask=inside)
@@ -42,7 +43,7 @@ def denominator_gradients(
     dy, dy_batch, dy_token, dy_head, y, mask, dd, rows, time, H,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """dd times the denominator, of C rows, 0 for padding. Grid: blocks of rows."""
+    """Compute dd times the denominator for C rows, 0 for padding. Grid: blocks of rows."""
     line = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     head, token, batch = line % H, line // H % time, line // H // time
     inside = line < rows
@@ -72,7 +73,7 @@ def query_gradients(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """dq of a span from the state before it, and q . dq [tiles, rows] where `dots` are wanted.
+    """Compute dq of a span from the state before it, and q . dq [tiles, rows] if `dots` are wanted.
 
     Programs: spans of queries; query heads; tiles of F.
     """
@@ -135,7 +136,7 @@ def key_gradients(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """dk of a span, backwards in time from the state's gradient after it, and k . dk [tiles, rows].
+    """Compute dk of a span, backwards in time from the state's gradient after it, and k . dk [tiles, rows].
 
     Programs: spans of keys; key-value heads; tiles of F.
     """
@@ -209,7 +210,7 @@ def value_gradients(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
-    """dv of a span, backwards in time from the state's gradient after it.
+    """Compute dv of a span, backwards in time from the state's gradient after it.
 
     Programs: spans of keys; key-value heads; tiles of E.
     """
@@ -273,9 +274,11 @@ def logarithm_gradients(
     dlog_decay, dlog_input, rows, spans, time, SPAN, G, READERS,
     F: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """d log_input = k . dk; d log_decay = q . dq - k . dk from each token to the end of its span, with the
-    state behind the span . its gradient added. In float64: a token's gradient is a small difference of long
-    sums, which the span keeps short, as its terms are float32.
+    """Compute d log_input = k . dk, and d log_decay: the sum of q . dq - k . dk from each token to the end of
+    its span, plus the state after the span times its gradient.
+
+    A token's gradient is a small difference of long sums. They are summed in float64, and only to the end of
+    the span, as their terms are float32.
 
     Programs: spans of keys; key-value heads.
     """
@@ -289,7 +292,7 @@ def logarithm_gradients(
         more, last = first + SPAN < count, first + SPAN >= count
         for block in range(tl.cdiv(SIZE, BLOCK)):
             place = block * BLOCK + tl.arange(0, BLOCK)
-            inside, counted = place < SIZE, (place >= F * E) & (place < SIZE)  # z, behind kv
+            inside, counted = place < SIZE, (place >= F * E) & (place < SIZE)  # z, after kv
             gradient = tl.load(future + (unit * G + g) * SIZE + place, mask=inside, other=0.0).to(tl.float64)
             state = tl.load(past + ((unit + 1) * G + g) * SIZE + place, mask=inside & more, other=0.0)
             state += tl.load(final_kv + (i * G + g) * F * E + place, mask=last & (place < F * E), other=0.0)

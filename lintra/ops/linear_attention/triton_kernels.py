@@ -1,8 +1,8 @@
 """The Triton kernels of linear attention, which `triton` launches.
 
-Time is cut into spans, and a span into chunks of C tokens; a sequence begins with a span of its own. What
-each span adds to the state is summed for all of them at once (`sum_spans`), a scan over the spans turns that
-into the state before each (`scan_spans`), and every output is then made from a span and the state before it.
+Time is cut into spans, and a span into chunks of C tokens; every sequence begins with a new span. `sum_spans`
+sums what each span adds to the state, for all spans at once. `scan_spans` turns these sums into the state
+before each span. `outputs` computes every output from its span and the state before it.
 Gradients are the same sums with the roles exchanged, two of them backwards in time from the state's gradient:
 
     dq_i = past_i S dY_i + sum_{j<=i} w_ij (dY_i . V_j) k_j      S: the state, Y and V with the denominator's
@@ -11,17 +11,17 @@ Gradients are the same sums with the roles exchanged, two of them backwards in t
 
 with dn = dy / denominator, dd = -(dy . y) / denominator, w_ij = exp(elapsed_i - elapsed_j + log_input_j),
 past_i = exp(elapsed_i) and left_j = exp(elapsed_C - elapsed_j + log_input_j), elapsed counted in the chunk.
-Nothing is made of dn and dd themselves: q_i / denominator_i stands where they are multiplied by q_i, and dq_i
-is divided at the end. dy is multiplied as it was given, in its 16 bits.
+dn and dd themselves are never computed: where they would be multiplied by q_i, q_i / denominator_i is used
+instead, and dq_i is divided by the denominator at the end. So dy is multiplied as given, in its 16 bits.
 
-A state is kv [F E] and behind it z [F], float32. F and E are cut into tiles of BF and BE. Where there is one
-of each (RESIDENT) the state stays in registers over the chunks of a span; otherwise a span is one chunk.
+A state is kv [F E] followed by z [F], in float32. F and E are cut into tiles of BF and BE. With one tile of
+each (RESIDENT), the state stays in registers across the chunks of a span; otherwise a span is one chunk.
 Sums are float32 whatever the inputs; PRECISION says how float32 is multiplied (`product`). Offsets into
-tensors are 64 bits wide, places within a state 32.
+tensors are 64 bits wide, positions within a state 32.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# Triton annotates what its compiler makes of a kernel, not what is written.
+# Triton's annotations describe what its compiler makes of a kernel, not the source.
 from inspect import signature
 
 import triton
@@ -29,13 +29,14 @@ import triton.language as tl
 
 from lintra.ops.dispatch import INTERPRETED
 
-# Launch parameters, tried once for each kind of call and kept on disk. Few: each is a second of compiling.
+# Launch parameters, tried once for each kind of call; the choice is kept on disk. Few, as each takes a second
+# to compile.
 _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_warps=8, num_stages=1)]
-_KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
+_KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are always part of the key
 
 
 def tuned(kernel, key=_KEY, tried=_TRIED):
-    """Under the interpreter there is nothing to tune."""
+    """Have Triton tune a kernel. Under the interpreter there is nothing to tune."""
     if INTERPRETED:
         return kernel
     options = {"cache_results": True} if "cache_results" in signature(triton.autotune).parameters else {}
@@ -44,15 +45,15 @@ def tuned(kernel, key=_KEY, tried=_TRIED):
 
 @triton.jit
 def locate_program(HEADS, TILES):
-    """Return the unit, head and tile of a program. Programs of the same tokens are neighbours: together they
-    read whole rows of memory, each a part."""
+    """Return the unit, head and tile of a program. Programs that share tokens are neighbours: each reads a
+    part of a row of memory, and together they read whole rows."""
     program = tl.program_id(0).to(tl.int64)
     return program // TILES // HEADS, program // TILES % HEADS, program % TILES
 
 
 @triton.jit
 def locate_sequence(i, cu_seqlens, time):
-    """Return the row of the batch a sequence lies in, its first token there, and how many it has."""
+    """Return the row of the batch that a sequence lies in, its first token there and its length."""
     if cu_seqlens is not None:
         begin = tl.load(cu_seqlens + i)
         return i * 0, begin, tl.load(cu_seqlens + i + 1) - begin
@@ -61,7 +62,7 @@ def locate_sequence(i, cu_seqlens, time):
 
 @triton.jit
 def locate_span(unit, spans, sequence_of, first_of, SPAN):
-    """Return a span's sequence and its first token in it, beyond the last where the span is a spare one."""
+    """Return a span's sequence and its first token in it, which for a spare span is beyond the last."""
     if sequence_of is not None:
         i = tl.load(sequence_of + unit)
         return i, (unit - tl.load(first_of + i)) * SPAN
@@ -76,7 +77,7 @@ def count_chunks(count, start, SPAN, C: tl.constexpr):
 
 @triton.jit
 def locate_tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
-    """Return the rows of C tokens from `first`, which are in the sequence, and which of those are real."""
+    """Return the rows of C tokens from `first`, and masks of those in the sequence and of real ones."""
     token = first + tl.arange(0, C)
     inside = token < count
     row = begin + token
@@ -88,7 +89,7 @@ def locate_tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
 
 @triton.jit
 def load_rows(x, row, step, column, real, WIDTH: tl.constexpr):
-    """Rows as they lie, 0 where not real."""
+    """Load rows in the dtype they have, with 0 for tokens that are not real."""
     inside = real[:, None] & (column < WIDTH)[None, :]
     return tl.load(x + row[:, None] * step + column[None, :], mask=inside, other=0.0)
 
@@ -101,7 +102,8 @@ def load_state(state, row, column, step, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 @triton.jit
 def apply_map(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
-    """float32; 0 where there is nothing, whatever the map makes of 0. A NaN stays one."""
+    """Return features in float32: 0 for padding and outside the tensor, whatever the map makes of 0. A NaN
+    stays one."""
     x = x.to(tl.float32)
     if MAP == "elu+1" or MAP == "exp":
         x = tl.exp(x) if MAP == "exp" else tl.where(x > 0, x + 1, tl.exp(tl.where(x > 0, 0.0, x)))
@@ -126,11 +128,12 @@ def slope(x, MAP: tl.constexpr):
 
 @triton.jit
 def product(a, b, total, LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr):
-    """total + a b; of a its transpose if LEFT, of b if RIGHT.
+    """Return total + a b, with a transposed if LEFT and b transposed if RIGHT.
 
-    PRECISION "split": float32 is the sum of two bfloat16, 16 of its 24 bits, and all products of these but
-    that of the two lower halves are summed up. bfloat16 has no lower half, and two matrices of the same 16
-    bits are multiplied as they are. Otherwise in float32, as `tl.dot` names it.
+    PRECISION "split": a float32 is taken as the sum of two bfloat16, which keep 16 of its 24 bits. Products
+    of all these halves are summed but those of two lower ones. bfloat16 has no lower half, and two matrices
+    of the same 16-bit dtype are multiplied as they are. With any other PRECISION, `tl.dot` multiplies float32
+    as that name says.
     """
     if PRECISION != "split":
         x, y = transposed(a.to(tl.float32), LEFT), transposed(b.to(tl.float32), RIGHT)
@@ -152,29 +155,30 @@ def transposed(x, YES: tl.constexpr):
 
 @triton.jit
 def lower_half(x):
-    """Return what bfloat16 leaves of float32, in bfloat16."""
+    """Return what float32 loses when it is rounded to bfloat16, in bfloat16."""
     x = x.to(tl.float32)
     return (x - x.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
 def narrowed(features, kind, EXACT: tl.constexpr):
-    """Return features in the 16 bits of the inputs where EXACT, that is where these hold them."""
+    """Return features in the 16-bit dtype of the inputs if EXACT, that is, if it holds them exactly."""
     return features.to(kind) if EXACT else features
 
 
 @triton.jit
 def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
-    """Return a chunk's decay from its beginning through each token, inputs and whole decay, as logarithms.
+    """Return, as logarithms: a chunk's decay from its beginning through each token, the weights of its inputs
+    and its whole decay.
 
-    Decays are float64: between two tokens stands a small difference of sums that may be thousands."""
+    Decays are float64: the decay between two tokens is a small difference of sums that may be thousands."""
     elapsed = tl.zeros([C], tl.float64)
     inputs = tl.zeros([C], tl.float32)
     whole = tl.sum(elapsed, 0)
     if log_decay is not None:
         decay = tl.load(log_decay + at, mask=real, other=0.0)
         elapsed = tl.cumsum(decay.to(tl.float64), 0)
-        # Not elapsed's last: every use of it as a difference must be the same number.
+        # The last of elapsed, not a sum of its own: a difference from elapsed must use the same number.
         whole = tl.sum(tl.where(tl.arange(0, C) == C - 1, elapsed, 0.0), 0)
     if log_input is not None:
         inputs = tl.load(log_input + at, mask=real, other=0.0)
@@ -191,8 +195,8 @@ def exponential(logarithm):
 def decay_weights(
     scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr, BY_KEY: tl.constexpr = False
 ):
-    """Scores [query key] (BY_KEY: [key query]) times w, the future struck out before the exponential, after
-    which there may be inf."""
+    """Return scores [query key] (BY_KEY: [key query]) times w, 0 for the future. The future is masked before
+    the exponential, which may be inf there."""
     place = tl.arange(0, C)
     # Two float32 for each sum: C x C differences of float64 are slow on most GPUs.
     elapsed_high = elapsed.to(tl.float32)
@@ -213,7 +217,7 @@ def decay_weights(
 
 @triton.jit
 def advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION: tl.constexpr):
-    """The state behind a chunk."""
+    """Return the state after a chunk."""
     if log_decay is not None:
         kv *= exponential(whole)
         z *= exponential(whole)
@@ -224,7 +228,7 @@ def advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, P
 
 @triton.jit
 def over(x, denominator):
-    """Rows of x over their denominators; 0 where y was 0 for want of one."""
+    """Return rows of x divided by their denominators, or 0 where the denominator is 0, as y is there."""
     nothing = denominator == 0
     return x * tl.where(nothing, 0.0, 1.0 / tl.where(nothing, 1.0, denominator))[:, None]
 
@@ -239,13 +243,13 @@ def sum_spans(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr, BACKWARD: tl.constexpr, SERIAL: tl.constexpr,
 ):  # fmt: skip
-    """Sum up what each span adds to the state, and the logarithm of what it leaves of the one before.
+    """Sum what each span adds to the state, and the logarithm of how much it leaves of the state before it.
 
-    Forwards a = k and c = v; BACKWARD a = q and c = dy, of all READERS heads that read the state, from the
+    Forwards, a = k and c = v. BACKWARD, a = q and c = dy, of all READERS heads that read the state, from the
     last chunk to the first. SERIAL (spans of one chunk, SPAN the longest sequence): a program goes through
-    all spans of a sequence from the state `start`, leaves the state before each and the `final` one, as
+    all spans of a sequence from the state `start`, and stores the state before each and the `final` one, as
     `scan_spans` would.
-    Programs: spans, or SERIAL sequences; key-value heads; tiles.
+    Programs: spans (SERIAL: sequences); key-value heads; tiles.
     """
     unit, g, tile = locate_program(G, tl.cdiv(F, BF) * tl.cdiv(E, BE))
     tile_f, tile_e = tile // tl.cdiv(E, BE), tile % tl.cdiv(E, BE)
@@ -319,15 +323,15 @@ def scan_spans(
     states, decays, start_kv, start_z, final_kv, final_z, first_of, spans, G,
     F: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each span adds by the state before it (BACKWARD: after it); `final` behind the last.
+    """Replace what each span adds by the state before it (BACKWARD: after it), and store the `final` state.
 
-    Grid: sequences; key-value heads; blocks of the numbers of a state.
+    Grid: sequences; key-value heads; blocks of a state's entries.
     """
     i, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     SIZE: tl.constexpr = F * E + F
     inside = place < SIZE
-    counted = place >= F * E  # z, behind kv
+    counted = place >= F * E  # z, after kv
     first, count = i * spans, spans
     if first_of is not None:
         first = tl.load(first_of + i)
@@ -337,7 +341,7 @@ def scan_spans(
         state += tl.load(start_kv + (i * G + g) * F * E + place, mask=place < F * E, other=0.0)
     if start_z is not None:
         state += tl.load(start_z + (i * G + g) * F + place - F * E, mask=counted & inside, other=0.0)
-    # Loads of the next span's do not wait for this one's.
+    # What the next span adds is loaded ahead, so that loads do not wait for this span.
     turn = -1 if BACKWARD else 1
     unit = first + (count - 1 if BACKWARD else 0)
     added = tl.load(states + (unit * G + g) * SIZE + place, mask=inside & (count > 0), other=0.0)
@@ -364,7 +368,7 @@ def outputs(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """y and the denominators of a span. Not CAUSAL: from the one state of the sequence.
+    """Compute y and the denominators of a span; if not CAUSAL, from the one state of the sequence.
 
     Programs: spans of queries; query heads; tiles of E.
     """
@@ -437,10 +441,10 @@ def step(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     MAP: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence for one token: features, new state, y and its denominator in one launch.
+    """Compute the recurrence for one token: features, new state, y and its denominator in one launch.
 
-    The first head that reads a state writes the new one; y is made of it before it is rounded to what kv is
-    kept in. Grid: samples; query heads; tiles of E.
+    The first head that reads a state writes the new one. y is computed before the state is rounded to the
+    dtype of kv. Grid: samples; query heads; tiles of E.
     """
     i, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g = head // READERS

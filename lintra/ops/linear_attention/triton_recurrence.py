@@ -1,8 +1,9 @@
 """The recurrences without a denominator in Triton, for NVIDIA GPUs: launches `triton_recurrence_kernels`.
 
-Of the forward, P and T are kept for the backward pass if it is asked to; the states of chunks are summed
-again. No value is read back from the GPU, and float32 products and TF32 are as `triton` has them, but for the
-inverse of the triangle: where others are TF32, it is of three such products, which lose next to nothing.
+If asked to save, the forward keeps P and T for the backward pass, which sums the states of chunks again. No
+value is read back from the GPU. Products of float32 follow the setting for TF32, as in `triton`, except those
+that invert the triangle: where others are TF32, each of these is made of three TF32 products ("tf32x3"),
+which lose next to nothing.
 """
 
 from typing import Any
@@ -26,10 +27,10 @@ from lintra.ops.linear_attention.triton import (
     tf32_allowed,
 )
 
-CHUNK = 64  # tokens to a chunk
-WIDEST = 64  # features or values to a tile
-STATE = 8192  # numbers of a state to a program that carries them through a sequence
-NARROW = 128  # features beyond which a chunk is half as long, so that its rows fit beside the state
+CHUNK = 64  # tokens per chunk
+WIDEST = 64  # features or values per tile
+STATE = 8192  # entries of a state per program that carries them through a sequence
+NARROW = 128  # with more features, a chunk is half as long, so that its rows fit beside the state
 
 
 def _precision(q: Tensor) -> str:
@@ -37,7 +38,8 @@ def _precision(q: Tensor) -> str:
 
 
 def _chunk(q: Tensor) -> int:
-    """Tokens to a chunk. Without tensor cores every thread holds whole rows of what it multiplies."""
+    """Return the tokens per chunk: half without tensor cores, where every thread holds whole rows of what it
+    multiplies."""
     half = (_precision(q) == "ieee") + (q.shape[3] > NARROW)
     return max(LEAST, CHUNK >> half)
 
@@ -76,7 +78,7 @@ class _Call:
             self.column //= 2
 
     def places(self, *, serial: bool = False) -> dict[str, Any]:
-        """Return where a kernel finds its tokens; `serial` where a program goes through a sequence."""
+        """Return the arguments by which a kernel finds tokens; `serial` if programs go through sequences."""
         given = {
             "mask": self.mask,
             "cu_seqlens": self.cu_seqlens,
@@ -106,7 +108,7 @@ class _Call:
         return self.new(self.b, self.t, heads, width)
 
     def split(self, saved: Tensor) -> tuple[Tensor, Tensor | None]:
-        """P and T of what is kept for the backward pass."""
+        """Return P and T, the two parts of what is kept for the backward pass."""
         scores, triangle = saved.split((self._rows(self.h), saved.numel() - self._rows(self.h)))
         return scores, None if self.beta is None else triangle
 
@@ -114,7 +116,7 @@ class _Call:
         return self.b * self.t * heads * self.chunk
 
     def fill(self, saved: Tensor) -> None:
-        """P and T."""
+        """Compute P and T into `saved`."""
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
         scores, triangle = self.split(saved)
@@ -138,7 +140,7 @@ class _Call:
             )
 
     def sides(self, triangle: Tensor | None) -> dict[str, Any]:
-        """Return the effect of chunks on states, by the names of the kernels' arguments."""
+        """Return the effect of chunks on states, as arguments of the kernels."""
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
         decays, delta = self.decay != "none", triangle is not None
@@ -176,7 +178,7 @@ class _Call:
         }
 
     def states(self, sides: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """The states before chunks, N and the last states."""
+        """Return the states before chunks, N and the final states."""
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
         delta = self.beta is not None
@@ -199,7 +201,7 @@ class _Call:
         return states, self.v if written is None else written, final
 
     def values(self, n: Tensor) -> dict[str, Any]:
-        """N as the kernels take it: v itself for the sum."""
+        """Return N as the kernels take it; without the delta rule it is v itself."""
         return strided("n", n) | {"V_SHARE": self.v_share if self.beta is None else 1}
 
     def outputs(self, states: Tensor, n: Tensor, scores: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class _Call:
         return y
 
     def step(self) -> tuple[Tensor, Tensor]:
-        """y and the states after the one token there is."""
+        """Return y and the states after a single token."""
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
         y = torch.empty((self.b, 1, self.h, self.e), dtype=self.v.dtype, device=self.q.device)
@@ -286,7 +288,7 @@ def backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlen
     with on_device(q):
         chunk = _chunk(q)
         heads = saved_size(q, k, v, beta, cu_seqlens) // chunk
-        if saved.numel():  # whose chunks the setting for TF32 of then has made
+        if saved.numel():  # the setting for TF32 at the time of the forward has chosen their length
             chunk = saved.numel() // heads
         call = _Call(q, k, v, log_decay, beta, state, mask, cu_seqlens, scale, chunk)
         if not saved.numel():  # the forward did not expect to be differentiated
@@ -374,7 +376,7 @@ def _state_gradients(
 
 
 def _score_gradients(call: _Call, x: Tensor, n: Tensor, scale: float, *, strict: bool) -> Tensor:
-    """scale x N^T, of rows x [b t heads e]."""
+    """Return scale x N^T for rows x [b t heads e]."""
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
     heads = x.shape[2]
@@ -401,11 +403,12 @@ def _row_gradients(
     readers: list[tuple[Any, ...]],
     dbeta: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q [b t h f], k [b t g f] and log_decay, and a part of `dbeta`, from the states
-    before chunks and the gradients of those after.
+    """Return the gradients of q [b t h f], k [b t g f] and log_decay, from the states before chunks and the
+    gradients of those after. A part of `dbeta` is written too.
 
-    `readers` are rows, their gradients as readers of a state and those of their scores, the scale of the
-    former, how many heads share a row, and which of the queries of a state it is; None: beta k."""
+    Each of `readers` holds the rows that read a state, the gradients of what they read, the gradients of
+    their scores, the scale of the former gradients, how many heads share a row, and which of the state's
+    queries the reader is (None: beta k)."""
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
     dq, dk = (call.result(call.b, call.t, heads, call.f) for heads in (call.h, call.g))

@@ -1,22 +1,23 @@
 """The Triton kernels of the gradients of the recurrences; `triton_recurrence_kernels` has the letters.
 
-Backwards, from dY (times the scale) and the gradient dS' of the state after a chunk, with X that of beta V:
+Backwards from dY (times the scale) and the gradient dS' of the state after a chunk; X is the gradient of
+beta V:
 
-    dN = P^T dY + (H K) dS'       `chunk_gradients` but for the term of dS'
+    dN = P^T dY + (H K) dS'       `chunk_gradients`, which leaves out the term of dS'
     dS = G_C dS' + (G Q)^T dY - W^T dN                       `state_gradients`, in reverse order
-    X  = T^T dN                   `value_gradients`; the sum has none and dV = dN
+    X  = T^T dN                   `value_gradients`; without the delta rule there is no X, and dV = dN
     dP = dY N^T, dA' = -X N^T     `score_gradients`: A' is A of keys that are multiplied by beta
     dQ, dK and those of decays    `late_gradients` from H K, then `reader_gradients` from A' and G beta K, and
                                   once for each query of a state from P and G Q
 
-beta k reads the chunk as q does, but not its own token. The gradient of the decay of a token sums the terms
-of all pairs that it lies between, at each level by way of what is left to the border: none has to cancel
-another. A key fades by the decays of the tokens behind it: their gradients are gathered at the token before
-each, as `dnext`.
+beta k reads the chunk as q does, except its own token. The gradient of a token's decay sums the terms of all
+pairs of tokens that it lies between, at each level through what is left at the border, so that no terms have
+to cancel each other. A key fades by the decays of the tokens after it; the gradient of such a decay is
+gathered at the token before it, as `dnext`.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# Triton annotates what its compiler makes of a kernel, not what is written.
+# Triton's annotations describe what its compiler makes of a kernel, not the source.
 import triton
 import triton.language as tl
 
@@ -52,9 +53,9 @@ def chunk_gradients(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """P^T dY as `dn` [b t g E], and (G Q)^T dY as `added` [chunks g F E], of all READERS of a state.
+    """Compute P^T dY as `dn` [b t g E] and (G Q)^T dY as `added` [chunks g F E], over all READERS of a state.
 
-    Programs: chunks; states; tiles of E, the last of the pair of tiles.
+    Programs: chunks; states; pairs of a tile of F and, running faster, one of E.
     """
     unit, g, tile = locate_program(G, tl.cdiv(F, BF) * tl.cdiv(E, BE))
     tile_f, tile_e = tile // tl.cdiv(E, BE), tile % tl.cdiv(E, BE)
@@ -94,8 +95,8 @@ def state_gradients(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state after each chunk of a sequence as `states` [chunks g F E], of that before the
-    first as `final`, and dN as `dn`, from the gradient `start` of the last state.
+    """Compute, from the gradient `start` of the last state, that of the state after each chunk of a sequence
+    as `states` [chunks g F E], that of the state before the first as `final`, and dN as `dn`.
 
     Grid: sequences; states; tiles of E. BF holds all features.
     """
@@ -138,7 +139,7 @@ def value_gradients(
     F: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """X and dV of the delta rule [b t g E], and X . V as part of `dbeta` [tiles b t g].
+    """Compute X and dV of the delta rule [b t g E], and X . V as part of `dbeta` [tiles b t g].
 
     Programs: chunks; states; tiles of E.
     """
@@ -169,7 +170,7 @@ def score_gradients(
     F: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, STRICT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """scale x N^T [b t h C] of rows x that read earlier tokens, STRICT not their own.
+    """Compute scale x N^T [b t h C] for rows x that read earlier tokens and, unless STRICT, their own.
 
     Programs: chunks; heads of x.
     """
@@ -195,7 +196,8 @@ def score_gradients(
 @triton.jit
 def through_levels(x, keys, dscores, here, following, C: tl.constexpr, BF: tl.constexpr,
                    LEVELS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Gradients [C BF] of rows x, of the keys that they read, and of the decays `here` and `following`."""
+    """Return the gradients [C BF] of rows x, of the keys that they read, and of the decays `here` and
+    `following`."""
     place = tl.arange(0, C)
     itself = tl.sum(tl.where(place[:, None] == place[None, :], dscores, 0.0), 1)[:, None]
     dx, dkeys = itself * keys, itself * x
@@ -229,7 +231,8 @@ def store_decay_gradients(
     dhere, dnext, here, following, at, inside, real, real_next, column, tile, rows,
     F: tl.constexpr, DECAY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of the decays of tokens and of those behind them, [C BF] or a head's part [C]."""
+    """Store the gradients of tokens' decays and of the decays of the tokens after them: [C BF], or a head's
+    part [C]."""
     if DECAY == "feature":
         wide = inside[:, None] & (column < F)[None, :]
         target = at[:, None] * F + column[None, :]
@@ -249,8 +252,8 @@ def late_gradients(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The terms of G_C S and H K, which make the next state: of dK [b t g F], and of decays, of features
-    [b t g F], of heads a part of each tile [tiles b t g].
+    """Compute the terms that come from G_C S and H K, which make the next state: those of dK [b t g F] and of
+    the decays, [b t g F] for features or, for heads, a part from each tile [tiles b t g].
 
     Programs: chunks; states; tiles of F.
     """
@@ -303,12 +306,13 @@ def reader_gradients(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     LEVELS: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the share of one reader of each state, of READERS, to dK and to the gradients of decays, as
-    `late_gradients` has left them: rows x that read the keys of the chunk, with the gradient `dscores`
-    [b t heads C], and the state before it, with that of scale times what is `given` [b t heads E].
+    """Add the share of one of each state's READERS to dK and to the gradients of decays, in which
+    `late_gradients` has stored the first terms.
 
-    The gradient of x itself is `dx` [b t heads F]. With KEYS x is beta k, and what it is goes into dK and
-    into the part of dbeta of each tile [tiles b t g]. Programs: chunks; states; tiles of F.
+    Its rows x read the keys of the chunk, with the gradient `dscores` [b t heads C], and the state before the
+    chunk, with the gradient `given` [b t heads E] times scale. The gradient of x is stored as `dx`
+    [b t heads F]. With KEYS, x is beta k: its gradient is added to dK instead, and each tile's part of dbeta
+    is stored [tiles b t g]. Programs: chunks; states; tiles of F.
     """
     unit, g, tile_f = locate_program(G, tl.cdiv(F, BF))
     column = tile_f * BF + tl.arange(0, BF)

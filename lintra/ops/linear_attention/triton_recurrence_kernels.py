@@ -1,8 +1,8 @@
 """The Triton kernels of the recurrences without a denominator, which `triton_recurrence` launches.
 
-A sequence is cut into chunks of C tokens. With S the state before a chunk, L_ts what tokens s + 1 to t leave
-of a feature, G_t what the chunk leaves of it through token t and H_t from there to its end (lintra/native's
-recurrence.h has the same letters, and the papers):
+A sequence is cut into chunks of C tokens. S is the state before a chunk. Of a feature, L_ts is what tokens
+s + 1 to t leave, G_t what the chunk leaves through token t, and H_t what it leaves from there to its end.
+lintra/native's recurrence.h has the same letters, and names the papers:
 
     P_ts = q_t . L_ts k_s          s <= t           `chunk_scores`
     A_ts = beta_t k_t . L_ts k_s   s < t            `chunk_scores`, which keeps T = (I + A)^-1
@@ -11,26 +11,26 @@ recurrence.h has the same letters, and the papers):
     S' = G_C S + (H K)^T N
     Y = (G Q) S + P N                               `outputs`
 
-All but `chunk_states` work on every chunk at once; its products by the state are two of matrices.
+All but `chunk_states` work on every chunk at once; `chunk_states` takes two matrix products for each chunk.
 
 **Decays of every feature.** Two tokens of a chunk lie in neighbouring runs of 1, 2, 4, ... tokens at exactly
-one level of halving: what is left between them is what is left from the one to the border between these runs
-times what is left from there to the other, both at most 1. So at every level the tokens of later runs, as
-readers, are multiplied by those of earlier ones in one product over the whole chunk, all other pairs struck
-out: log2(C) products on tensor cores, two of their operands' exponentials a token and level. The logarithms
-are sums of their own and never differences: they keep their digits beside a token that decays by a lot, and
-may be -inf.
+one level of halving. The decay between them is the decay from the earlier token to the border of these runs
+times the decay from the border to the later token, both at most 1. So at every level, one product over the
+whole chunk multiplies the tokens of later runs, as readers, by those of earlier runs, and all other pairs are
+masked out. This takes log2(C) products on tensor cores, and two exponentials of their operands per token and
+level. The logarithms are summed afresh and never subtracted, so they keep their digits next to a token that
+decays by a lot, and may be -inf.
 
-**The triangle** is inverted with the same levels: of pairs of neighbouring runs with inverses X and Y and
-the block B of A between them, that of both together has -Y B X there.
+**The triangle** is inverted with the same levels: if two neighbouring runs have the inverses X and Y, and B
+is the block of A between them, then the inverse of both together has -Y B X in the place of B.
 
-Letters otherwise as in `triton_kernels`, whose ways to find tokens are used: BF and BE are tiles of F and E.
-DECAY is "none", "head" or "feature". Key and value heads may be fewer than states (K_SHARE, V_SHARE states to
-each) and queries fewer than outputs (Q_SHARE).
+Other letters are those of `triton_kernels`, whose functions find the tokens: BF and BE are tiles of F and E.
+DECAY is "none", "head" or "feature". There may be fewer key or value heads than states, with K_SHARE or
+V_SHARE states to each, and fewer queries than outputs (Q_SHARE).
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# Triton annotates what its compiler makes of a kernel, not what is written.
+# Triton's annotations describe what its compiler makes of a kernel, not the source.
 from functools import partial
 
 import triton
@@ -49,18 +49,19 @@ from lintra.ops.linear_attention.triton_kernels import (
 )
 
 tuned_recurrence = partial(tuned, key=["F", "E", "C", "DECAY", "PRECISION", "SOLVE", "BE"])
-# Of a program that goes through a sequence, with the next chunk on its way where there is room for it: not on
-# the smallest GPUs, where the tuner leaves such settings out.
+# For a program that goes through a sequence: two stages load the next chunk ahead, if there is room. On the
+# smallest GPUs there is none, and the tuner leaves such settings out.
 _SERIAL = [triton.Config({}, num_warps=n, num_stages=stages) for n, stages in ((4, 2), (8, 2), (8, 1))]
 tuned_serial = partial(tuned_recurrence, tried=_SERIAL)
-# Nothing is tried of a kernel that adds to tensors. Its rows fit into the registers of 8 warps.
+# A kernel that adds to tensors is not tuned: every trial would add again. Its rows fit into the registers of
+# 8 warps.
 tuned_accumulating = partial(tuned_recurrence, tried=[triton.Config({}, num_warps=8, num_stages=1)])
 
 
 @triton.jit
 def load_decay(log_decay, at, real, G, column, AHEAD: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
                DECAY: tl.constexpr):  # fmt: skip
-    """Logarithms, [C] of a head or [C BF] of features, AHEAD tokens later; 0 where that is no real token."""
+    """Load log decays AHEAD tokens later, [C] of a head or [C BF] of features; 0 if that one is not real."""
     line = at + AHEAD * G
     if DECAY == "feature":
         inside = real[:, None] & (column < F)[None, :]
@@ -72,7 +73,8 @@ def load_decay(log_decay, at, real, G, column, AHEAD: tl.constexpr, F: tl.conste
 
 @triton.jit
 def until_last(following, C: tl.constexpr, DECAY: tl.constexpr):
-    """Strike out, of the decays of the tokens behind, the one behind the chunk."""
+    """Return the log decays of the following tokens, with 0 for the last: its following token is outside the
+    chunk."""
     last = tl.arange(0, C) == C - 1
     if DECAY == "feature":
         last = last[:, None]
@@ -102,7 +104,8 @@ def is_last(LEVEL: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def across(x, LEVEL: tl.constexpr, C: tl.constexpr):
-    """Return the part of x [C C] that tokens of a later run have of the run before it; 0 elsewhere."""
+    """Return x [C C] where its row is in the later of two neighbouring runs and its column in the earlier
+    one, and 0 elsewhere."""
     place, late = tl.arange(0, C), is_late(LEVEL, C)
     pair = place // 2 ** (LEVEL + 1)
     kept = (pair[:, None] == pair[None, :]) & late[:, None] & (late == 0)[None, :]
@@ -111,8 +114,8 @@ def across(x, LEVEL: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def to_border(here, following, LEVEL: tl.constexpr, C: tl.constexpr, BF: tl.constexpr):
-    """Decay [C BF] between a token and the border of its two runs, of the decays of the tokens and of
-    those behind them."""
+    """Return the decay [C BF] between each token and the border of its two runs, given the log decays of the
+    tokens, `here`, and those of the tokens after them, `following`."""
     following = tl.where(is_last(LEVEL, C)[:, None], 0.0, following)
     since = sum_in_runs(here, 2**LEVEL, False, C, BF)
     until = sum_in_runs(following, 2**LEVEL, True, C, BF)
@@ -121,7 +124,8 @@ def to_border(here, following, LEVEL: tl.constexpr, C: tl.constexpr, BF: tl.cons
 
 @triton.jit
 def between(log_decay, C: tl.constexpr):
-    """Decay [C C] at each token of every earlier one, from the decays of a head [C]; 1 of itself."""
+    """Return the decay [C C] from each earlier token (column) to each token (row), 1 for a token itself,
+    given the log decays of a head [C]."""
     place = tl.arange(0, C)
     later = place[:, None] > place[None, :]
     elapsed = tl.cumsum(tl.where(later, log_decay[:, None], 0.0), 0)
@@ -130,7 +134,7 @@ def between(log_decay, C: tl.constexpr):
 
 @triton.jit
 def invert(a, LEVELS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a [C C]."""
+    """Return (I + a)^-1 for a strictly lower triangular a [C C]."""
     place = tl.arange(0, C)
     inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0) - across(a, 0, C)
     for level in tl.static_range(1, LEVELS):
@@ -148,9 +152,9 @@ def chunk_scores(
     DECAY: tl.constexpr, SOLVE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     SOLVED_IN: tl.constexpr,
 ):  # fmt: skip
-    """P [b t h C] of queries x, or with SOLVE T [b t g C] of x = k and beta.
+    """Compute P [b t h C] from queries x or, with SOLVE, T [b t g C] from x = k and beta.
 
-    Programs: chunks; outputs, with SOLVE states.
+    Programs: chunks; outputs or, with SOLVE, states.
     """
     heads = G * READERS
     unit, head, _ = locate_program(heads, 1)
@@ -202,10 +206,10 @@ def chunk_sides(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """H K as `late` and G_C as `whole` [chunks g F] where there are decays; by the DELTA rule W as `erasing`
-    and U as `new`.
+    """Compute H K as `late` and G_C as `whole` [chunks g F], if there are decays; with the DELTA rule, W as
+    `erasing` and U as `new`.
 
-    Programs: chunks; states; tiles of F, and for DELTA tiles of E behind them.
+    Programs: chunks; states; tiles of F and, with DELTA, tiles of E after them.
     """
     tiles: tl.constexpr = (F + BF - 1) // BF
     unit, g, tile = locate_program(G, tiles + (E + BE - 1) // BE if DELTA else tiles)
@@ -243,7 +247,7 @@ def chunk_sides(
             solved = tl.dot(inverse, early * rate[:, None], input_precision=PRECISION)
             tl.store(erasing + target, solved, mask=wide)
     elif DELTA:
-        # Names of their own: those of both branches must be of one shape.
+        # Other names than in the first branch: a name must have one shape in both.
         column_e = (tile - tiles) * BE + tl.arange(0, BE)
         values = load_rows(v + batch * v_batch + g // V_SHARE * v_head, row, v_token, column_e, real, E)
         written = tl.dot(inverse, values.to(tl.float32) * rate[:, None], input_precision=PRECISION)
@@ -259,8 +263,8 @@ def chunk_states(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The state before each chunk of a sequence as `states` [chunks g F E], behind the last as `final`, and
-    by the DELTA rule N as `written`.
+    """Compute the state before each chunk of a sequence as `states` [chunks g F E], the state after the last
+    as `final` and, with the DELTA rule, N as `written`.
 
     Grid: sequences; states; tiles of E. BF holds all features.
     """
@@ -292,7 +296,7 @@ def chunk_states(
 
 @triton.jit
 def fade_since(x, log_decay, at, real, G, column, F: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr):
-    """Rows [C BF] times what the chunk leaves through each token."""
+    """Return rows [C BF] times what the chunk leaves through each token (G)."""
     if DECAY != "none":
         since = tl.exp(tl.cumsum(load_decay(log_decay, at, real, G, column, 0, F, C, DECAY), 0))
         if DECAY == "head":
@@ -309,7 +313,7 @@ def outputs(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y [b t h E] from the states before chunks, P as `scores` and N.
+    """Compute y [b t h E] from the states before chunks, P as `scores`, and N.
 
     Programs: chunks; outputs; tiles of E.
     """
@@ -345,7 +349,7 @@ def step(
     G, READERS, Q_SHARE, K_SHARE, V_SHARE,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence for one token of each sample, in one launch.
+    """Compute the recurrence for one token of each sample, in one launch.
 
     Grid: samples; states; tiles of E. BF holds all features.
     """
