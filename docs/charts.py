@@ -1,4 +1,4 @@
-"""Draws the charts on the pages again, from the figures that are in the repository; nothing is measured.
+"""Draws the charts on the pages again from the figures in the repository; nothing is measured.
 
 python docs/charts.py
 """
@@ -28,7 +28,7 @@ BENCHES = {
 
 
 def draw(file: Path, bench: ModuleType) -> None:
-    """The pictures of a benchmark, beside its file."""
+    """Draw the pictures of a benchmark, beside its file."""
     report = _read(file)
     rows = [Row(**{name: row[name] for name in Row.__dataclass_fields__}) for row in report["rows"]]
     timings = {
@@ -39,7 +39,7 @@ def draw(file: Path, bench: ModuleType) -> None:
 
 
 def _sizes(kind: type, content: dict[str, Any]) -> Any:
-    """The dataclass that was written, with others in it."""
+    """The dataclass that was saved, with the dataclasses in it."""
     hints = get_type_hints(kind)
     return kind(**{x: _sizes(hints[x], y) if isinstance(y, dict) else y for x, y in content.items()})
 

@@ -21,7 +21,7 @@ from lintra import attention, pictures
 FOLDER = Path(__file__).parent / "pictures"
 TOKENS, DIM = 64, 16
 
-# What shows a method on 64 tokens; else its defaults.
+# Options that show a method on 64 tokens; the defaults for all others.
 OPTIONS: dict[str, dict[str, Any]] = {
     "aft": {"window": 8, "max_length": TOKENS},
     "bigbird": {"block": 4, "random_blocks": 1},
@@ -37,10 +37,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "performer": {"features": 64},
 }
 
-WIPES = (12, 28, 44)  # tokens at which the gates forget all that was before
-PERIOD, ASKED = 8, 16  # tokens until a key comes again, and for which a query asks for the same one
+WIPES = (12, 28, 44)  # tokens at which the gates forget everything before
+PERIOD, ASKED = 8, 16  # a key comes again after PERIOD tokens; a query asks for the same key for ASKED tokens
 
-# What else a reader has to know of what is drawn.
+# What else a reader has to know about the drawing.
 NOTES = {
     **dict.fromkeys(
         ("delta", "kda"), f"keys come again after {PERIOD} tokens,\nqueries ask for one {ASKED} times"
@@ -51,7 +51,7 @@ NOTES = {
 
 
 def draw(name: str) -> None:
-    """One picture with a panel for each form the mechanism has."""
+    """Draw one picture with a panel for each form that the mechanism has."""
     panels = {}
     for causal, label in ((False, "bidirectional"), (True, "causal")):
         can = attention.mechanism(name).can
@@ -59,23 +59,23 @@ def draw(name: str) -> None:
             weights = matrix(name, causal)
             most = np.abs(weights).max()
             notes = [f"{name}, {label}", NOTES.get(name, "")]
-            if most > 1.001:  # without a denominator, what is read may be of any size
+            if most > 1.001:  # without a denominator, outputs may be of any size
                 weights, notes = weights / most, [*notes, f"divided by the largest, {most:.3g}"]
             panels["\n".join(filter(None, notes))] = weights
     pictures.matrices(FOLDER / f"{name}.png", panels, f"weight of a value, {TOKENS} tokens")
 
 
 def matrix(name: str, causal: bool) -> np.ndarray:
-    """[t t]: what part of each value (column) is in each output (row)."""
+    """Return [t t]: how much of each value (column) is in each output (row)."""
     config = attention.for_length(attention.load(name).Config, TOKENS, **OPTIONS.get(name, {}))
     torch.manual_seed(0)
     q, k = repeated_keys() if name in ("delta", "kda") else keys_and_queries()
-    if name == "aft":  # each channel has its own weights: here those of one, as many times as there are keys
+    if name == "aft":  # each channel has its own weights: draw those of one, repeated for all channels
         q, k = (x[..., :1].expand(-1, -1, -1, TOKENS) for x in (q, k))
     shape = {"heads": 1, "dim": q.shape[3], "value_dim": TOKENS}
     mechanism = config.build(causal=causal, **shape).double().eval()
     inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
-    # Gates are open, what is new is written whole; global tokens project as the others do.
+    # Gates are open and new values are written whole; global tokens use the same projections as the others.
     known: dict[str, Any] = {"gate": 1.0, "beta": 2.0} | dict(
         zip(("global_q", "global_k", "global_v"), inputs, strict=True)
     )
@@ -91,7 +91,7 @@ def matrix(name: str, causal: bool) -> np.ndarray:
 
 
 def keys_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
-    """A smooth walk, so that near tokens are alike, as in real data."""
+    """A smooth random walk, so that nearby tokens are similar, as in real data."""
     generator = torch.Generator().manual_seed(0)
     walk = torch.randn(1, TOKENS, 1, DIM, generator=generator, dtype=torch.float64).cumsum(1) / 3
     walk = walk - walk.mean(1, keepdim=True)
@@ -100,13 +100,13 @@ def keys_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def repeated_keys() -> tuple[torch.Tensor, torch.Tensor]:
-    """A few keys at right angles by turns, and queries that ask for one of them for long."""
+    """A few orthogonal keys in turn, and queries that ask for the same one for many tokens."""
     keys, tokens = torch.eye(PERIOD, DIM, dtype=torch.float64)[None, :, None], torch.arange(TOKENS)
     return keys[:, tokens // ASKED], keys[:, tokens % PERIOD]
 
 
 def wiping(mechanism: Any) -> torch.Tensor:
-    """[1 t r]: what tokens must say so that the decays are 0 at WIPES and 1 elsewhere, in all features."""
+    """Return [1 t r]: the inputs for which the decays are 0 at WIPES and 1 elsewhere, in all features."""
     rates = torch.full((TOKENS, DIM), 100.0, dtype=torch.float64)
     rates[list(WIPES)] = -100.0
     return torch.linalg.solve(mechanism.weight[0], (rates - mechanism.bias).mT).mT[None]

@@ -1,4 +1,4 @@
-"""Tables of the fields of dataclasses and of constructors' arguments for the site, with what comments say."""
+"""Tables of the fields of dataclasses and of constructor arguments, with their comments, for the site."""
 
 import ast
 import dataclasses
@@ -15,7 +15,7 @@ from lintra.config import fields
 
 
 class Fields(griffe.Extension):
-    """Puts a table behind the docstring of a class; the comments of a source are in no syntax tree."""
+    """Puts a table after the docstring of a class, from comments, which the syntax tree does not have."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         if any(each.callable_path == "dataclasses.dataclass" for each in cls.decorators):
@@ -31,7 +31,7 @@ class Fields(griffe.Extension):
 
 
 def _add_constructor(cls: griffe.Class) -> None:
-    """Give a NamedTuple or a configuration of transformers the constructor that no source has."""
+    """Give a NamedTuple or a configuration of transformers the constructor that its source does not show."""
     fields = [x for x in cls.members.values() if x.is_attribute and x.annotation is not None]
     kind = griffe.ParameterKind.positional_or_keyword
     given = [griffe.Parameter(x.name, annotation=x.annotation, kind=kind, default=x.value) for x in fields]
@@ -44,8 +44,8 @@ def _add_constructor(cls: griffe.Class) -> None:
 def arguments(kind: Any) -> str:
     """A row for each argument of a constructor: its type, its default, and what the comment beside it says.
 
-    Where it passes others on to the class that it extends, as **shape, these are rows too. Nothing where no
-    argument has a comment."""
+    If it passes others on to the class that it extends, as **shape, these have rows too. Empty if no argument
+    has a comment."""
     rows: dict[str, list[str]] = {}
     for base in kind.__mro__ if isinstance(kind, type) else ():
         if "__init__" in vars(base) and base.__module__.startswith("lintra."):
@@ -61,7 +61,7 @@ def _arguments(init: Any, rows: dict[str, list[str]]) -> bool:
     """Add type, default and meaning of each argument that has no row -> whether others are passed on."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(init)))
-    except (OSError, TypeError):  # written by no one
+    except (OSError, TypeError):  # there is no source: it is generated
         return False
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
@@ -92,7 +92,7 @@ def table(kind: Any) -> str:
 
 
 def _markdown(what: str, rows: list[list[str]]) -> str:
-    """A table whose first column is named; nothing without rows."""
+    """A table with the name of its first column; empty without rows."""
     rows = [[cell.replace("|", r"\|") for cell in cells] for cells in rows]
     if rows:
         rows = [[what, "type", "default", "meaning"], ["---"] * 4, *rows]
@@ -100,7 +100,7 @@ def _markdown(what: str, rows: list[list[str]]) -> str:
 
 
 def comments(kind: type) -> dict[str, str]:
-    """field -> its comment: what stands in its lines, else the lines directly above that are nothing else."""
+    """field -> its comment: that in its own lines, or else the comment lines directly above."""
     found = {}
     for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
         source = textwrap.dedent(inspect.getsource(base))
@@ -126,7 +126,7 @@ def _beside(source: str) -> dict[int, tokenize.TokenInfo]:
 
 
 def _type(hint: Any) -> str:
-    """As `fields.describe` says it; of the many classes that are called Config, which one."""
+    """The type as `fields.describe` names it, with the module for classes that are called Config."""
     each = fields.options(hint)
     return " or ".join(_named(x) if dataclasses.is_dataclass(x) else fields.describe(x) for x in each)
 

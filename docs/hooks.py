@@ -1,4 +1,4 @@
-"""Additions to the site: its menu, the API of each mechanism, and links that leave the folder."""
+"""Additions to the site: its menu, the API of each mechanism, and links out of the folder."""
 
 import inspect
 import posixpath
@@ -17,8 +17,8 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def on_config(config: Any) -> Any:
-    """The menu follows the folders, so that a new mechanism's page is in it; any other page that is not is an
-    error, by mkdocs.yml."""
+    """Make the menu follow the folders, so that it has the page of a new mechanism. By mkdocs.yml, any other
+    page that is not in the menu is an error."""
     config.nav = [
         {"Home": "README.md"},
         {"Quick start": "quickstart.md"},
@@ -62,7 +62,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def arguments_of(kind: Any) -> list[str]:
-    """Return the names of what a class of ours is constructed from; of exceptions and protocols nothing."""
+    """Return the names of the arguments that a class of lintra takes; none for exceptions and protocols."""
     if issubclass(kind, BaseException) or getattr(kind, "_is_protocol", False):
         return []
     given = inspect.signature(kind).parameters.values()
@@ -70,8 +70,8 @@ def arguments_of(kind: Any) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Pictures outside of docs/ come in, links to other files there become the names of those files; a
-    mechanism gets its API."""
+    """Bring in pictures from outside docs/, turn links to other files there into the names of those files,
+    and append the API of a mechanism."""
     folder = posixpath.dirname(posixpath.join("docs", page.file.src_path))
 
     def shown(picture: re.Match[str]) -> str:

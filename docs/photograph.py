@@ -1,6 +1,6 @@
 """Writes docs/pictures/web.png and web-speech.png: the pages of `lintra web` as Chromium shows them.
 
-On the first an example is completed, on the second three recordings were heard.
+On the first an example is completed, on the second three recordings are transcribed.
 
 python docs/photograph.py
 """
@@ -27,8 +27,8 @@ SAID = [ROOT / "tests/speech/data" / f"{name}.wav" for name in ("3_theo_0", "7_j
 
 
 def photograph(page: str, height: int, use: Callable[[Any, Path], None]) -> bytes:
-    """The upper part of a page, which must be one file, as PNG. use: what a visitor does with it, given the
-    page and a folder."""
+    """Return the upper part of a page, which must be one file, as PNG. use: what a visitor does on the page,
+    given the browser's tab and a folder."""
     with tempfile.TemporaryDirectory() as folder, launched() as browser:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")

@@ -5,10 +5,10 @@
     python experiments/speech/arrangements.py --data DIR --model FOLDER   of speech: its scores again
     python experiments/ship.py RUN FOLDER                         now with a model card
 
-The data are looked for as `lintra train` does. A run that began at a packed model continues its log, and
-keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began
-at a model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not
-count minutes; --gpu names the GPU of a training that was not done on a processor.
+The data are looked for in the same places as by `lintra train`. A run that began at a packed model continues
+its log, and keeps that model's settings and score in before/; FOLDER must be another one. If a training began
+at a model that images/grow.py made from another, --grown-from names that other model. --hours is for logs
+that do not count minutes; --gpu names the GPU of a training that did not run on a processor.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TRAINED = "runs/trained"  # a training whose model another command reads
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
 ARRANGEMENTS = "arrangements.json"
-# The RUN of the training that the weights were of before this one, its EVALUATION, and its own BEFORE.
+# The RUN and EVALUATION of the training that these weights began from, and its own BEFORE.
 BEFORE = "before"
 Curves = Mapping[str, Mapping[int, float]]
 Card = Callable[[str, Any, dict[str, Any]], str]
@@ -56,12 +56,13 @@ def pack(
     card: Card | None = None,
     after: str | None = None,
 ) -> None:
-    """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
-    where there is something else.
+    """Write FOLDER again. An evaluation that is already there stays, and the card is made of it. Raises
+    checkpoint.Error if FOLDER holds something else.
 
-    model: what was made of the trained one, None: itself. scores: an evaluation in place of the one there.
-    card: its beginning, of FOLDER's name, the model and the evaluation; None: that of images or of digits.
-    after: a command that makes the model of the trained one, which it calls TRAINED."""
+    model: the model to pack, made from the trained one; None: the trained one. scores: an evaluation in place
+    of the one there. card: makes the beginning of the card from FOLDER's name, the model and the evaluation;
+    None: the card of images or of digits. after: a command that makes the model from the trained one, which
+    it calls TRAINED."""
     refuse_others(folder)
     if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.steps:
         raise SystemExit(f"{run.folder} has done {step:,} of {run.steps:,} steps: resume it")
@@ -132,7 +133,7 @@ def pack(
 
 
 def refuse_others(folder: Path) -> None:
-    """Raise checkpoint.Error where FOLDER holds something else than a packed model."""
+    """Raise checkpoint.Error if FOLDER holds something other than a packed model."""
     checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
 
 
@@ -145,24 +146,24 @@ def _of_all(evaluation: dict[str, Any]) -> bool:
 
 
 def _before(run: train.Run) -> Path | None:
-    """The packed model that a training began at, if it did."""
+    """The packed model that a training started from, if it did."""
     folder = None if run.train.start_from is None else Path(run.train.start_from)
     return folder if folder is not None and (folder / LOG).exists() else None
 
 
 def _stages(folder: Path) -> list[train.Run]:
-    """The trainings of a packed model, the first one first."""
+    """The trainings of a packed model, in order."""
     earlier = _stages(folder / BEFORE) if (folder / BEFORE).exists() else []
     return [*earlier, train.Run.read(folder)]
 
 
 def _folder(stage: int) -> str:
-    """Where the card trains a stage, of 1 and more, that another one resumes from."""
+    """The folder in which the card trains stage 1 and later, if another stage resumes from it."""
     return f"runs/stage-{stage}"
 
 
 def joined(first: Curves, steps: int, then: Curves) -> Curves:
-    """Of a training of `steps` and the one after it, as of one; minutes if both count them."""
+    """The curves of a training of `steps` and of the one after it, as one; minutes if both count them."""
     minutes = max(first.get(MINUTES, {}).values(), default=0.0)
     return {
         name: {**curve, **{steps + step: y + minutes * (name == MINUTES) for step, y in then[name].items()}}
@@ -184,7 +185,7 @@ def read_log(path: Path) -> Curves:
 
 
 def write_log(file: Any, curves: Curves) -> None:
-    """A row for each logged step."""
+    """Write a row for each logged step."""
     rows = csv.writer(file)
     rows.writerow(["step", *curves])
     for step in sorted({step for curve in curves.values() for step in curve}):
@@ -218,7 +219,7 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 
 
 def _readable(name: str) -> str:
-    """How much of what it draws reads as digits, as far as that was measured of the model of this name."""
+    """How much of what it draws reads as digits, if that was measured for the model of this name."""
     measured = json.loads(readability.FILE.read_text()) if readability.FILE.exists() else {"rows": []}
     if name not in by_name(measured):
         return ""
@@ -253,7 +254,7 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 
 
 def rates_table(evaluation: dict[str, Any], samples: str) -> str:
-    """The error rates of the test set, whose samples are called so."""
+    """The error rates of the test set; `samples` is what its samples are called."""
     head = f"| {evaluation['test_samples']:,} test {samples} | rate | 95 % interval | substituted | inserted "
     rows = (
         f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
@@ -264,7 +265,7 @@ def rates_table(evaluation: dict[str, Any], samples: str) -> str:
 
 
 def _arranged(arrangements: dict[str, Any]) -> str:
-    """The errors in all arrangements of the test recordings: one of them alone says little."""
+    """The errors in all arrangements of the test recordings; a single arrangement says little."""
     strings, *_ = arrangements["arrangements"]
     mean, deviation, least, most = (
         f"{by_name(arrangements)[f'{strings}, word errors, {what}']:.2f} %"
@@ -282,7 +283,7 @@ def _training(
     gpu: str | None = None,
     after: str | None = None,
 ) -> str:
-    """How it was trained, on the GPU that has scored it too where there was one, and how to do it again."""
+    """How the model was trained, on which GPU if it was one, and the commands that train it again."""
     amounts = ", then\n  ".join(f"{run.steps:,} steps of {_amount(run)}" for run in stages)
     commands = [
         _command(run) + (f" --dir {_folder(stage)}" if stage < len(stages) else "")
@@ -312,7 +313,7 @@ def _time(hours: float, gpu: str | None) -> str:
 
 
 def _validated(stages: Sequence[train.Run]) -> str:
-    """Say of the losses in validation that they are of test images, where they are."""
+    """Say that losses in validation are of test images, if they are."""
     if not any(getattr(run.task, "validate_on", "train") == "test" for run in stages):
         return ""
     return (
@@ -328,7 +329,7 @@ def _amount(run: train.Run) -> str:
 
 
 def _seen(stages: Sequence[train.Run], grown_from: str | None) -> float:
-    """How often it has seen its data, and that it was made of."""
+    """How often the model has seen its data, counting the model that it was grown from."""
     first = [train.Run.around(grown_from)] if grown_from else []
     return sum(_epochs(run) for run in (*first, *stages))
 
@@ -355,19 +356,19 @@ def _command(run: train.Run) -> str:
 
 
 def _mechanism(config: Any) -> Any:
-    """The mechanism of a network. Raises ValueError for several, of which a card does not tell."""
+    """The mechanism of a network. Raises ValueError for several: a card describes one."""
     if isinstance(config.attention, tuple):
         raise ValueError(f"a card is of one mechanism, this model has {len(config.attention)}")
     return config.attention
 
 
 def mechanism_name(config: Any) -> str:
-    """The name of a network's mechanism, as the command line has it. Raises ValueError for several."""
+    """The name of a network's mechanism at the command line. Raises ValueError for several."""
     return to_json(_mechanism(config))["name"]
 
 
 def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The fields of one that are others than the preset's, as words of the command line."""
+    """The fields that differ from the preset, as words of the command line."""
     fields = {x.name: getattr(config, x.name) for x in dataclasses.fields(config) if x.name not in leave}
     changed = {name: value for name, value in fields.items() if value != getattr(preset, name)}
     return {
@@ -377,13 +378,13 @@ def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, l
 
 
 def size(config: Any, model: Any) -> str:
-    """Return the part of a card that decoders and encoders whose state is constant share."""
+    """Return the part of a card that is common to decoders and encoders with a state of constant size."""
     state = sum(x.nbytes for x in leaves(model.start(1))) / 1024
     return f"{shape(config, model)} Its\nrecurrent state is {state:.0f} KiB"
 
 
 def shape(config: Any, model: Any) -> str:
-    """Return the part of a card that all models share."""
+    """Return the part of a card that is common to all models."""
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
 {sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits, with computation in 32."""
 
@@ -393,8 +394,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hours", type=float, help="how long the training took, if its log does not say")
-    parser.add_argument("--grown-from", help="the model that the first weights were grown of")
-    parser.add_argument("--gpu", help="the GPU it was trained on, as its maker names it")
+    parser.add_argument("--grown-from", help="the model that the first weights were grown from")
+    parser.add_argument("--gpu", help="name of the GPU it was trained on")
     options = parser.parse_args()
     try:
         pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from, options.gpu)

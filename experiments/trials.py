@@ -1,4 +1,4 @@
-"""Many short trainings, a few at a time: folders of `lintra train`, killed and gone on with at any moment."""
+"""Many short trainings, a few at a time: folders of `lintra train`, which can be killed and resumed."""
 
 import argparse
 import contextlib
@@ -32,15 +32,15 @@ from lintra.train.optimizer import optimizer
 from lintra.train.run import Run, from_anywhere
 
 STUDENT = 4.303  # 97.5 % quantile of Student's t with 2 degrees of freedom
-SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
+SAMPLES = 2_000  # the most samples that a trial is judged by
 BATCH = 50
-OF_THE_PLACE = ("nodes", "devices", "timeout")  # settings of training that say where it is done, not what
+OF_THE_PLACE = ("nodes", "devices", "timeout")  # settings of training that say where it runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One model trained on one problem, and its score on the problem's first test samples, or on those to
-    validate on where something is chosen by it."""
+    """One model trained on one problem, and its score on the problem's first test samples, or on the first
+    validation samples if something is chosen by it."""
 
     name: str
     folder: Path
@@ -50,8 +50,8 @@ class Trial:
     score: str  # what the task's score calls it
     samples: int = SAMPLES
     split: Literal["test", "validate"] = "test"
-    # The file of what came of it. It is part of the repository: what is trained on one machine need not be
-    # trained on another.
+    # The file of the outcome. It is part of the repository, so that what is trained on one machine need not
+    # be trained on another.
     kept: Path | None = None
 
     @property
@@ -59,15 +59,15 @@ class Trial:
         return self.folder / "result.json"
 
     def scored(self) -> float | None:
-        """The score, once it is trained; NaN of a training that diverged."""
+        """The score once it is trained, NaN if the training diverged."""
         if not self.result.exists():
             return None
         score = json.loads(self.result.read_text())[self.score]
         return math.nan if score is None else score
 
     def train(self) -> None:
-        """Train to the end, or to where it diverges, and score it. Raises checkpoint.Error for a folder of
-        another, and where another process is at it."""
+        """Train to the end, or until it diverges, and score it. Raises checkpoint.Error if the folder is that
+        of another trial, or if another process is training it."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         lock = self.folder.with_name(f".{self.folder.name}.lock")  # beside the folder, which may be removed
         lock.touch()
@@ -94,12 +94,12 @@ class Trial:
         self._begun()
 
     def _begun(self) -> Run | None:
-        """The run in the folder, as far as it is; None if there is none. Raises checkpoint.Error."""
+        """The run in the folder, as far as it has got; None if there is none. Raises checkpoint.Error."""
         if not (self.folder / "run.json").exists():
             return None
         run = Run.read(self.folder)
         asked = from_anywhere(self.training)
-        if asked.precision == "auto":  # a run writes down what that was
+        if asked.precision == "auto":  # a run records the precision that was chosen
             asked = dataclasses.replace(asked, precision=run.train.precision)
         others = [
             *_differences("task", from_anywhere(run.task), from_anywhere(self.task)),
@@ -114,18 +114,18 @@ class Trial:
         return run
 
     def settings(self) -> dict[str, Any]:
-        """All that says how it is trained, but for the places of files."""
+        """All settings of its training, except the places of files."""
         task = dataclasses.replace(self.task, **dict.fromkeys(getattr(self.task, "PATHS", ())))
         parts = {"task": task, "model": self.model, "train": self.training}
         return {name: _plain(part) for name, part in parts.items()}
 
     def concluded(self) -> dict[str, Any] | None:
-        """Return what the kept file says; None without one. Ends the program for one of other settings."""
+        """Return what the kept file says, None without one. Ends the program if its settings are others."""
         if self.kept is None or not self.kept.exists():
             return None
         saved, settings = json.loads(self.kept.read_text()), self.settings()
         for name, part in (("task", self.task), ("model", self.model), ("train", self.training)):
-            # What was no setting yet when it was written has its default.
+            # A setting that did not exist when the file was written has its default.
             saved["settings"][name] = _plain(
                 from_json(type(part), legacy.upgrade_config(saved["settings"][name]), name)
             )
@@ -137,12 +137,12 @@ class Trial:
         return saved
 
     def conclude(self, command: str, found: Callable[["Trial"], dict[str, Any]]) -> None:
-        """Write the kept file, if it is trained and has none: how it learned, and what is `found` of it, or
-        why it diverged."""
+        """Write the kept file, if the trial is trained and has none: how it learned, and what `found` returns
+        for it, or why it diverged."""
         if self.kept is None or self.concluded() is not None or (score := self.scored()) is None:
             return
         curves = train.curves(self.folder)
-        # By the clock, whatever else the machine did meanwhile; None where nothing was logged.
+        # Wall-clock minutes, whatever else the machine did meanwhile; None if nothing was logged.
         minutes = max(curves.get(MINUTES, {}).values(), default=None)
         more = {"curve": curves.get(f"validate_{self.score}", {}), "minutes_by_the_clock": minutes}
         if math.isnan(score):
@@ -152,7 +152,7 @@ class Trial:
         reports.save(self.kept, command=command, settings=self.settings(), **more)
 
     def _scored_on(self, judge: Any, split: Any, most: int) -> float:
-        """The score of its model on the first samples of a split. Raises Diverged where it is no number."""
+        """The score of its model on the first samples of a split. Raises Diverged if it is not finite."""
         places = range(min(most, len(getattr(judge, split))))
         model = checkpoint.load(self.folder)
         score = evaluate.scores(model, judge, places, batch=BATCH, split=split)[self.score].mean
@@ -162,10 +162,10 @@ class Trial:
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:
-    """Train what is not trained yet, a core to each; begin no further one after so many minutes.
+    """Train what is not trained yet, one core each, and start none after so many minutes.
 
-    Ends the program with exit code 1 and the reasons: before the first one if a folder is not its trial's,
-    after the last one if any failed.
+    Ends the program with exit code 1 and the reasons: before the first training if a folder is that of
+    another trial, after the last one if any failed.
     """
     trials = [trial for trial in trials if trial.concluded() is None]
     _end_with([failure for trial in trials if (failure := _failure(trial.check))])
@@ -176,12 +176,12 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
 def train_ready(
     ready: Callable[[], Iterable[Trial]], *, workers: int | None, minutes: float, of: str = ""
 ) -> None:
-    """Train what is ready, a core to each, and look again whenever one is done, for others may be ready
-    then; begin no further one after so many minutes.
+    """Train what is ready, one core each, and start none after so many minutes. Whenever a training ends,
+    look again, because others may have become ready.
 
-    ready: the trials that can begin, the most urgent first; those in training may be among them. of: how many
-    there are, where that is known. Ends the program with exit code 1 and the reasons if any failed, after all
-    the others.
+    ready: the trials that can start, the most urgent first; they may include those in training. of: how many
+    there are, if known. If any failed, the program ends with exit code 1 and the reasons, after all the
+    others.
     """
     workers = workers or os.cpu_count() or 1
     end = time.time() + 60 * minutes
@@ -221,9 +221,9 @@ def train_and_keep(
     workers: int | None,
     minutes: float,
 ) -> None:
-    """Train each part and save the kept file of each trial that is trained, even where others have failed. A
-    part may follow from the outcomes of those before it, and waits for all of them. Begins no training after
-    so many minutes.
+    """Train each part and save the kept file of each trained trial, even if others have failed. A part may
+    depend on the outcomes of those before it, and waits for all of them. Starts no training after so many
+    minutes.
     """
     end = time.time() + 60 * minutes
     for part in parts:
@@ -259,7 +259,7 @@ PLAIN = train.Config(optimizer="radam", lr=1e-4, weight_decay=0.0, precision="32
 def updates(
     task: Any, model: Any, batches: Sequence[Any], training: train.Config = PLAIN
 ) -> Callable[[], None]:
-    """A call that updates a fresh model, of a Config, once for each of these batches: what a step costs."""
+    """A call that updates a fresh model once for each of these batches, to time a step."""
     torch.manual_seed(0)
     network = model.build()
     stepped = optimizer(network, training)
@@ -276,15 +276,15 @@ def updates(
 
 
 def earlier(saved: dict[str, Any]) -> list[dict[str, Any]]:
-    """The reports that a report's file held so far, the oldest first, for one that adds to them to keep; none
-    where there was no file."""
+    """The reports that a report's file has held so far, the oldest first, for a new one to keep; none if
+    there was no file."""
     if not saved:
         return []
     return [*saved.get("earlier", []), {name: x for name, x in saved.items() if name != "earlier"}]
 
 
 def tell(trials: Sequence[Trial]) -> None:
-    """Print what is done and what is not, and which folders are not their trial's."""
+    """Print what is done and what is not, and which folders hold the run of another trial."""
     for trial in trials:
         if trial.concluded() is not None:
             print(f"done  {trial.name}")
@@ -301,7 +301,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:
-    """A table of these cells, of which the second line is that of dashes."""
+    """A table of these cells; the second line must be that of dashes."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -310,7 +310,7 @@ def _of_the_place(training: Any) -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """A configuration as a file holds it: lists for tuples."""
+    """A configuration as a file holds it, with lists for tuples."""
     return json.loads(json.dumps(to_json(part)))
 
 
@@ -325,7 +325,7 @@ def _differences(where: str, there: Any, here: Any) -> Iterator[str]:
 
 
 def _failure(call: Callable[[], object]) -> str | None:
-    """Return what a call raises, as a line; None if it does not."""
+    """Return the error that a call raises, as a line; None if it raises none."""
     try:
         call()
     except Interrupted:
@@ -337,13 +337,13 @@ def _failure(call: Callable[[], object]) -> str | None:
 
 
 def _end_with(failures: list[str]) -> None:
-    """End the program, if there are any."""
+    """End the program with the failures, if there are any."""
     if failures:
         sys.exit("\n".join(failures))
 
 
 def _worker() -> None:
-    """One thread, and none outlives the program that started it."""
+    """Use one thread, and end with the program that started this process."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
@@ -352,7 +352,7 @@ def _worker() -> None:
 
 
 def _train_one(trial: Trial) -> tuple[str, bool]:
-    """One trial to its end -> what there is to say of it, and whether it failed. One that is stopped ends the
+    """Train one trial to its end -> a line about it, and whether it failed. A trial that is stopped ends the
     process, and with it all the others.
     """
     began = time.monotonic()

@@ -21,7 +21,7 @@ from lintra.allocator import keep_freed_memory
 
 
 class Queue:
-    """The trainings that can begin, contest by contest; a contest that is done is not looked at again."""
+    """The trainings that can begin, contest by contest. A contest that is done is not looked at again."""
 
     def __init__(self, contests: Sequence[Contest]):
         self.contests = list(contests)
@@ -35,7 +35,7 @@ class Queue:
 
 
 def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
-    """All that was asked for, problem by problem; ends the program for other data than the problems need."""
+    """Everything that was asked for, problem by problem. Ends the program if data are missing or differ."""
     chosen = study.of_preset(options.preset, options.problem)
     if not options.list:
         for problem in chosen:
@@ -51,7 +51,7 @@ def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
 
 
 def say(contests: Sequence[Contest], *, each: bool) -> None:
-    """Print how many contests are done, and which are not if `each`."""
+    """Print how many contests are done and, if `each`, which ones."""
     missing = [contest for contest in contests if contest.ready()]
     for contest in contests if each else ():
         state = "to do" if contest in missing else "done "

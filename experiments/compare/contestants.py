@@ -8,8 +8,8 @@ from experiments.compare.problems import Problem
 from lintra import attention
 from lintra.attention import linear
 
-_LENGTH = object()  # an option that is the tokens of the problem
-_SUMMED = 8  # numbers of a head where features are a second-order expansion of it
+_LENGTH = object()  # stands for the number of tokens of the problem
+_SUMMED = 8  # numbers per head if the features are a second-order expansion
 
 
 def _same(width: int) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def _half(width: int) -> dict[str, Any]:
 
 
 def _expanded(width: int) -> dict[str, Any]:
-    """As many small heads as hold about the 32 w numbers that w/32 heads of 32 x 32 hold."""
+    """As many small heads as hold about as many numbers as w/32 heads of 32 x 32 hold, 32 w."""
     size = linear.Taylor2().size(_SUMMED) * _SUMMED
     return {"heads": round(32 * width / size), "head_dim": _SUMMED}
 
@@ -44,7 +44,7 @@ class Contestant:
         return problem.model(config, self.heads(problem.width))
 
     def takes(self, problem: Problem) -> bool:
-        """Whether it has the causal form that the problem needs, and no convolution beside the network's."""
+        """Return whether it has the causal form that is needed, and no convolution beside the network's."""
         config = attention.load(self.mechanism).Config
         convolved = self.options.get("conv", getattr(config, "conv", None)) is not None
         if convolved and problem.network.get("conv") is not None:

@@ -3,8 +3,8 @@
     python -m experiments.compare.guesses
 
 A sequence shows its values, and each answer once it has been asked for. A guess of the value that has been
-shown most often, or most often beyond the answers so far, is right more often than one in as many as there
-are values.
+shown most often, or shown most often without being an answer so far, is right more often than chance, which
+is one in the number of values.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128", "copying")
 
 
 def guessed(tokens: np.ndarray, counted: np.ndarray, values: range) -> tuple[int, int]:
-    """Count the answers that are the commonest value shown, and the commonest not yet answered with."""
+    """Count the answers that are the commonest value shown, and those that are the commonest one left."""
     asked = np.flatnonzero(counted)
     before = tokens[: asked[0]]
     shown = np.bincount(before[(before >= values.start) & (before < values.stop)], minlength=values.stop)
@@ -44,7 +44,7 @@ def values_of(config: Any) -> range:
 
 
 def scores(problem: Problem) -> tuple[float, float]:
-    """The accuracies of both guesses on the test sequences of a problem, in percent."""
+    """The accuracies of both guesses on a problem's test sequences, in percent."""
     test = problem.judge(None).test
     batch = test.__getitems__(range(min(TESTED, len(test))))
     tokens, counted = batch["tokens"].numpy(), batch["counted"].numpy()

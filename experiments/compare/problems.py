@@ -15,13 +15,13 @@ from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-TESTED = 2**20  # the seed of synthetic test data: nothing was trained on it or chosen by it
+TESTED = 2**20  # the seed of synthetic test data, on which nothing is trained or chosen
 Preset = Literal["small", "whole", "paper"]
 SHAKESPEARE = {"tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"}
 
 
 class Judge(Protocol):
-    """What scores a trained model: a task, or as much of one as scoring needs."""
+    """What scores a trained model: a task, or the part of one that scoring needs."""
 
     def per_sample(self, model: Any, batch: Any) -> Any: ...
 
@@ -43,23 +43,23 @@ class Problem:
 
     name: str
     title: str
-    steps: dict[Preset, int]  # of a training at the full budget
+    steps: dict[Preset, int]  # of a training with the full budget
     score: str = "accuracy"
     lower_is_better: bool = False
     causal: bool = True
-    files: dict[str, str] = dataclasses.field(default_factory=dict)  # of --data: name -> SHA-256
+    files: dict[str, str] = dataclasses.field(default_factory=dict)  # in the folder --data: name -> SHA-256
     batch: int = 32
-    rates: Sequence[float] = RATES  # that are searched
+    rates: Sequence[float] = RATES  # the rates that are searched
     halvings: int = 2  # rungs of the search, the first of steps / 2^halvings
     network: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of the model's Config
-    settings: Any = None  # the task's Config; a problem of files makes its own
+    settings: Any = None  # the task's Config; a problem with files makes it when they are known
 
     def task(self, data: Path | None) -> Any:
-        """Return the task's Config; data: the folder of the files, None where only its settings matter."""
+        """Return the task's Config. data: the folder of the files, None if only its settings matter."""
         return self.settings
 
     def check(self, data: Path | None) -> None:
-        """End the program unless the files that are read lie in `data` and are those that are meant."""
+        """End the program unless `data` holds the files that are needed, unchanged."""
         for name, digest in self.files.items():
             place = self.folder(name, data) / name
             if not place.is_file():
@@ -67,13 +67,13 @@ class Problem:
             refuse_others(str(place), hashlib.sha256(place.read_bytes()).hexdigest(), digest)
 
     def folder(self, what: str, data: Path | None) -> Path:
-        """Return `data`; ends the program where there is none."""
+        """Return `data`; ends the program if there is none."""
         if data is None:
             sys.exit(f"{self.name} reads {what}: give its folder with --data")
         return data
 
     def judge(self, data: Path | None) -> Judge:
-        """Return the test set, which nothing was chosen by: that of the files, or samples of another seed."""
+        """Return the test set, on which nothing was chosen: that of the files, or samples of another seed."""
         if self.settings is None:
             task = self.task(data).build()
             return Judged(task, task.test)
@@ -111,7 +111,7 @@ class Shakespeare(Problem):
         return (data / name).read_bytes()
 
     def _first_part(self, data: Path) -> Path:
-        """The nine tenths in a file of their own, for the task holds out the end of a file."""
+        """The nine tenths in a file of their own, because the task holds out the end of its file."""
         whole = self._whole(data)
         part = whole[: _nine_tenths(whole)]
         place = HERE / "runs" / "tinyshakespeare-first-part.txt"
@@ -124,8 +124,8 @@ class Shakespeare(Problem):
 def mqar(length: int, pairs: int, width: int) -> Problem:
     """Multi-query associative recall, Arora et al. 2023, with 64 keys and 16 values.
 
-    A convolution of four tokens joins a value to its key, without which no mechanism begins to learn it in
-    thousands of steps, and a search that begins with fewer than half of the steps tells rates apart badly.
+    A convolution of four tokens joins a value to its key. Without it no mechanism begins to learn the task in
+    thousands of steps. A search that begins with fewer than half of the steps does not separate the rates.
     """
     return Problem(
         name=f"mqar-{length}-{pairs}-{width}",
@@ -145,7 +145,7 @@ PROBLEMS: tuple[Problem, ...] = (
         title="parity of 64 bits",
         steps={"small": 400, "whole": 4_000},
         settings=state_tracking.Config(points=2, length=64),
-        rates=RATES[:4],  # all that fail are at chance at each of them
+        rates=RATES[:4],  # contestants that fail are at chance at each of these
         network=_SMALL,
     ),
     mqar(64, 16, 64),
@@ -184,7 +184,7 @@ PROBLEMS: tuple[Problem, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Problems that are compared on together: their command, and the folder of what came of them."""
+    """Problems that are compared together, with their command and the folder of the outcomes."""
 
     command: str
     folder: Path
@@ -212,7 +212,7 @@ class Study:
         return found
 
 
-# The order is that of what they tell for their hours.
+# Ordered by how much they tell per hour.
 _SMALL_PRESET = tuple(problem.name for problem in PROBLEMS[:7])
 COMPARISON = Study(
     "python -m experiments.compare",
@@ -224,7 +224,7 @@ BY_NAME = COMPARISON.by_name
 
 
 def refuse_others(what: str, found: str, meant: str) -> None:
-    """End the program unless two SHA-256 are the same."""
+    """End the program unless two SHA-256 are equal."""
     if found != meant:
         sys.exit(f"{what} is other data: its SHA-256 is {found} and should be {meant}")
 

@@ -1,9 +1,9 @@
-"""Successive halving over learning rates, each training a file: what is there is never trained again.
+"""Successive halving over learning rates. Each training has a file; with a file, it is never repeated.
 
 Jamieson and Talwalkar 2016, arXiv:1502.07943, figure 1. All rates are trained with a part of the steps, the
-better half with twice as many, and so on; the best with half of the steps is trained with all of them and
-other seeds than the search had. A rung is trained from its beginning with a schedule of its own length: what
-counts is what a rate reaches when a schedule ends, not half way down one.
+better half of them with twice as many, and so on. The best rate with half of the steps is trained with all
+steps, with other seeds than those of the search. Each rung is trained from the beginning, with a schedule of
+its own length, because what counts is what a rate reaches at the end of a schedule, not half way through one.
 """
 
 import dataclasses
@@ -26,29 +26,29 @@ from lintra.train.curve import MINUTES
 from lintra.train.learner import Diverged
 
 SEARCHED = 0  # the seed of the search
-SEEDS = (1, 2, 3)  # of the trainings that are tested
-VALIDATED, TESTED = 1_000, 2_000  # samples, or all if there are fewer
+SEEDS = (1, 2, 3)  # the seeds of the trainings that are tested
+VALIDATED, TESTED = 1_000, 2_000  # samples, or all of them if there are fewer
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt(Trial):
-    """One contestant on one problem at one rate, number of steps and seed, and what came of it."""
+    """One contestant on one problem at one rate, number of steps and seed, and the outcome."""
 
     command: str = COMPARISON.command
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it is, in words
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it is, for its file
     problem: Problem | None = None
     data: Path | None = None
-    final: bool = False  # whether the test set is looked at
+    final: bool = False  # whether it is scored on the test set
 
     def scored(self) -> float | None:
-        """The validation score; NaN of one that diverged, None before it is trained."""
+        """The validation score: NaN if it diverged, None before it is trained."""
         found = self.concluded()
         if found is None:
             return None
         return math.nan if found["diverged"] else found["validation"]
 
     def _train(self) -> None:
-        """Train to the end or to where it diverges, and write the outcome. Raises checkpoint.Error."""
+        """Train to the end or until it diverges, and write the outcome. Raises checkpoint.Error."""
         began = time.monotonic()
         found: dict[str, Any] = {"diverged": False, "validation": None, "test": None}
         try:
@@ -62,7 +62,7 @@ class Attempt(Trial):
                 found["test"] = self._scored_on(self.problem.judge(self.data), "test", TESTED)
         except Diverged as error:
             found |= {"diverged": True, "why": str(error)}
-        # A resumed training has minutes of before; its log has no seconds of scoring.
+        # A resumed training includes the minutes before it was stopped; its log has no seconds of scoring.
         logged = 60 * max(train.curves(self.folder).get(MINUTES, {}).values(), default=0.0)
         assert self.kept is not None
         self.kept.parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ class Attempt(Trial):
 
 @torch.no_grad()
 def state_bytes(network: Any, length: int) -> int | None:
-    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder, and of one whose
-    attention has no recurrent form."""
+    """Return the bytes of the state that a decoder keeps after so many tokens; None for an encoder, and for a
+    decoder whose attention has no recurrent form."""
     if not isinstance(network, Decoder) or not all(x.attn.attention.can.recurrent for x in network.blocks):
         return None
     tokens = torch.zeros(1, length, dtype=torch.int64)
@@ -145,7 +145,7 @@ class Contest:
         )
 
     def ready(self) -> list[Attempt]:
-        """The trainings that can begin now: the rest of a rung, then the seeds of the best."""
+        """The trainings that can begin now: the rest of a rung, then the seeds at the best rate."""
         rates = self.problem.rates
         for rung in range(self.problem.halvings, 0, -1):
             attempts = {rate: self.attempt(rate, self.steps // 2**rung, SEARCHED) for rate in rates}
@@ -159,12 +159,12 @@ class Contest:
 
 
 def better_half(scores: dict[float, float | None], *, lower_is_better: bool) -> list[float]:
-    """The rates with the better scores, half of all rounded up, the best first; none that diverged (NaN)."""
+    """The rates with the better scores, half of them rounded up, the best first; none that diverged (NaN)."""
     sign = 1 if lower_is_better else -1
     known = {rate: sign * x for rate, x in scores.items() if x is not None and not math.isnan(x)}
     return sorted(known, key=lambda rate: (known[rate], rate))[: math.ceil(len(scores) / 2)]
 
 
 def read_outcomes(study: Study = COMPARISON) -> list[dict[str, Any]]:
-    """All that came of trainings, in the order of their files' names."""
+    """The outcomes of all trainings, in the order of their file names."""
     return [json.loads(file.read_text()) for file in sorted(study.outcomes.glob("*.json"))]

@@ -1,4 +1,4 @@
-"""Tables and pictures of the comparison, of outcomes alone."""
+"""Tables and pictures of the comparison, made from the outcomes alone."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str,
 def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
     """The tested trainings of each (problem, contestant, steps) whose seeds are all done, in their order.
 
-    Raises ValueError where two rates have them: the search was repeated, and the outcomes of one are old.
+    Raises ValueError if two rates have some: the search was repeated, and the outcomes of one rate are old.
     """
     found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for (name, who), mine in by_contest(outcomes, study).items():
@@ -45,7 +45,7 @@ def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[
 
 
 def formatted(runs: Outcomes, problem: problems.Problem) -> str:
-    """The mean test score and its interval as a table shows them: percent of an accuracy."""
+    """The mean test score and its interval as a table shows them; an accuracy is in percent."""
     if any(x["diverged"] for x in runs):
         return "diverged"
     mean, half = interval([x["test"] for x in runs])
@@ -62,7 +62,7 @@ def _each(runs: Outcomes, problem: problems.Problem) -> str:
 
 
 def _rate(rate: float, tried: set[float]) -> str:
-    """A learning rate, and whether it is the last one of those that were tried."""
+    """A learning rate, marked if it is the first or last of those that were tried."""
     ends = {min(tried): " (lowest)", max(tried): " (highest)"} if tried else {}
     return f"{rate:g}{ends.get(rate, '')}"
 
@@ -92,7 +92,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             continue
         first = mine[0]
         state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
-        minutes = min(x["seconds"] for x in mine) / 60  # the others had more beside them
+        minutes = min(x["seconds"] for x in mine) / 60  # the others ran beside more work
         cells = [
             who,
             formatted(mine, problem),
@@ -108,13 +108,13 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     rows.sort(key=lambda row: row[:2])
     table = [heads, *(cells for _, _, cells in rows)]
     place = heads.index("state, bytes")
-    if not any(cells[place] for cells in table[1:]):  # encoders keep none
+    if not any(cells[place] for cells in table[1:]):  # encoders keep no state
         table = [[*cells[:place], *cells[place + 1 :]] for cells in table]
     return _table(table[0], table[1:]) if rows else ""
 
 
 def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
-    """All validation scores of the search of a problem: a row for each contestant and number of steps."""
+    """All validation scores of the search on a problem: a row for each contestant and number of steps."""
     problem = study.by_name[name]
     rows = []
     for (where, who), mine in by_contest(outcomes, study).items():
@@ -135,7 +135,7 @@ def _point(outcome: dict[str, Any] | None, problem: problems.Problem) -> str:
 
 
 def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
-    """The study of feature maps: a row for each, a column for each problem and number of steps with all."""
+    """The study of feature maps: a row for each map, a column for each problem and steps that all have."""
     done = finals(outcomes, study)
     columns = [
         (name, steps)
@@ -152,12 +152,12 @@ def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 
 
 def core_hours(outcomes: Outcomes) -> float:
-    """The hours of all trainings there are, each on one core."""
+    """The hours of all trainings, each on one core."""
     return sum(x["seconds"] for x in outcomes) / 3600
 
 
 def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
-    """All tables as README.md has them, and what they took; nothing of problems without an outcome."""
+    """All tables as README.md has them, and the hours; nothing for problems without an outcome."""
     parts = []
     for name, problem in study.by_name.items():
         if table := problem_table(outcomes, name, study):
@@ -175,7 +175,7 @@ def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 
 
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
-    """Draw the recall-memory frontier of each number of steps, and the rates that were searched."""
+    """Draw the recall-memory frontier for each number of steps, and the rates that were searched."""
     for (length, pairs, steps), seeds in _frontiers(outcomes, study).items():
         lines = {
             who: {size: statistics.mean(scores) for size, scores in sorted(line.items())}
@@ -211,8 +211,8 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
 def _frontiers(
     outcomes: Outcomes, study: Study
 ) -> dict[tuple[int, int, int], dict[str, dict[float, list[float]]]]:
-    """(length, pairs, steps) -> contestant -> KiB of state -> % recalled by each seed; where a state is twice
-    another."""
+    """(length, pairs, steps) -> contestant -> KiB of state -> % recalled by each seed; only where one state
+    is twice another."""
     found: dict[tuple[int, int, int], dict[str, dict[float, list[float]]]] = {}
     for (name, who, steps), mine in finals(outcomes, study).items():
         size = mine[0]["state_bytes"]
@@ -224,7 +224,7 @@ def _frontiers(
 
 
 def _percentages(path: Path, lines: dict[str, dict[Any, float]], **more: Any) -> None:
-    """Lines in panels by family, softmax in every panel where not all find room in one."""
+    """Lines in panels by family; softmax is in every panel if they do not all fit into one."""
     softmax = {name: line for name, line in lines.items() if name == "softmax"}
     others = {name: line for name, line in lines.items() if name not in softmax}
     pictures.percentages(path, softmax, others=pictures.families(others), **more)
@@ -245,7 +245,7 @@ def write(study: Study = COMPARISON, folder: Path | None = None) -> str:
 
 
 def points(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """All trainings, as far as tables show them."""
+    """All trainings, with the fields that tables show."""
     names = (
         *("problem", "contestant", "rate", "steps", "seed", "final", "diverged", "validation", "test"),
         *("seconds", "parameters", "state_bytes"),

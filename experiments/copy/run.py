@@ -3,9 +3,9 @@
     python experiments/copy/run.py          train what is not trained yet, then measure and draw
     python experiments/copy/run.py --list   what there is to train and what is done
 
-Each way is trained briefly at every learning rate, then for the paper's number of steps with three more seeds
-at the rate that was best in validation. A run is a folder of `lintra train`; killed at any moment, the same
-command resumes it.
+Each way is trained briefly at every learning rate. It is then trained for the paper's number of steps, with
+three more seeds, at the rate that was best in validation. A run is a folder of `lintra train`; if it is
+killed at any moment, the same command resumes it.
 """
 
 import argparse
@@ -49,7 +49,7 @@ MODELS = {
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SEARCHED = 0  # the seed of the search
 SEEDS = (1, 2, 3)
-SEARCH_STEPS, STEPS = 2_000, 10_000  # the latter is the paper's
+SEARCH_STEPS, STEPS = 2_000, 10_000  # STEPS is the number in the paper
 # Half the paper's length, width and batch.
 TASK = copy.Config(length=64)
 TESTED = dataclasses.replace(TASK, data_seed=2**20)  # sequences that nothing was trained on or chosen by
@@ -68,7 +68,7 @@ Outcome = dict[str, Any]
 
 
 def trial(model: str, rate: float, steps: int, seed: int) -> Trial:
-    """One training; the rate falls to a tenth at three quarters of the steps."""
+    """One training. Its rate falls to a tenth at three quarters of the steps."""
     name = f"{model}-{rate:g}-{steps}-{seed}"
     task = TASK.build()
     return Trial(
@@ -90,13 +90,13 @@ def search(model: str) -> dict[float, Trial]:
 
 
 def searched(model: str) -> dict[float, Outcome]:
-    """rate -> what came of its short training, of those that are done."""
+    """rate -> the outcome of its short training, of those that are done."""
     found = {rate: one.concluded() for rate, one in search(model).items()}
     return {rate: outcome for rate, outcome in found.items() if outcome is not None}
 
 
 def finals(model: str) -> list[Trial]:
-    """The long trainings at the rate of the least loss in validation; none before all rates are tried."""
+    """The long trainings, at the rate with the lowest validation loss; none before all rates are tried."""
     found = searched(model)
     losses = {rate: one["loss"] for rate, one in found.items() if not one.get("diverged")}
     if len(found) < len(RATES) or not losses:
@@ -111,12 +111,12 @@ def searches() -> list[Trial]:
 
 
 def trials() -> list[Trial]:
-    """All long trainings, as far as they are known, the first seed of all before the second of any."""
+    """All long trainings that are known so far, the first seed of all before the second of any."""
     return [one for of in zip(*filter(None, map(finals, MODELS)), strict=True) for one in of]
 
 
 def outcome(one: Trial) -> Outcome:
-    """Return what is kept of a training beside its curve; of a long one, its score on test sequences too."""
+    """Return what is kept of a training besides its curve; of a long one, also its score on test data."""
     right = train.curves(one.folder)["validate_accuracy"]
     found = {"loss": one.scored(), "accuracy": right[max(right)]}
     if one.training.steps == STEPS:
@@ -127,7 +127,7 @@ def outcome(one: Trial) -> Outcome:
 
 
 def measure() -> None:
-    """Seconds that a step of each model takes one core, interleaved: nothing else may run."""
+    """Seconds that a step of each model takes on one core, interleaved. Nothing else may run meanwhile."""
     torch.set_num_threads(1)
     task = TASK.build()
     batch = task.train.__getitems__(range(TRAINING.batch))
@@ -140,19 +140,19 @@ def measure() -> None:
 
 
 def learned() -> dict[str, list[Outcome]]:
-    """model -> what came of its long trainings, of all that have one."""
+    """model -> the outcomes of its long trainings, for all models that have one."""
     found = {model: [one.concluded() for one in finals(model)] for model in MODELS}
     done = {model: [one for one in each if one] for model, each in found.items()}
     return {model: each for model, each in done.items() if each}
 
 
 def seconds() -> dict[str, float]:
-    """model -> those of a step."""
+    """model -> the seconds of a step."""
     return by_name(json.loads(TIMES.read_text()))
 
 
 def search_table() -> str:
-    """A row for each model: its loss in validation after the short training at each rate."""
+    """A row for each model: its validation loss after the short training at each rate."""
     lines = [["nats a symbol", *(f"rate {rate:g}" for rate in RATES)], ["---"] * (1 + len(RATES))]
     for model in MODELS:
         found = searched(model)
@@ -162,7 +162,7 @@ def search_table() -> str:
 
 
 def table() -> str:
-    """A row for each model: what it has learned in the long trainings, and in what time."""
+    """A row for each model: what it has learned in the long trainings, and in how much time."""
     heads = ["model", "rate", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", "minutes"]
     lines = [heads, ["---"] * len(heads)]
     for model, trained in learned().items():
@@ -185,7 +185,7 @@ def table() -> str:
 
 
 def _mean(losses: list[float]) -> str:
-    """The mean, and of all seeds half of its 95 % confidence interval, Student's t."""
+    """The mean over the seeds; with all seeds also half of its 95 % confidence interval, Student's t."""
     if len(losses) < len(SEEDS):
         return f"{statistics.mean(losses):.2g}"
     mean, half = interval(losses)
@@ -201,8 +201,8 @@ def hours() -> str:
 
 
 def draw() -> list[Path]:
-    """The loss in validation, the mean over the seeds, by the steps and by the minutes that these take; no
-    picture before a long training is done."""
+    """Draw the mean validation loss over the seeds, by steps and by the minutes that these take; no picture
+    before a long training is done."""
     if not learned():
         return []
     taken, files = seconds(), []

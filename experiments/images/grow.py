@@ -4,8 +4,8 @@
     lintra train images --preset best --start-from runs/grown --lr 1e-3
 
 Width is doubled as in Net2Net (Chen, Goodfellow and Shlens 2016, arXiv:1511.05641, section 2.2): every
-channel, head and hidden unit stands twice, and what reads one divides its weight between the two at random,
-so that the copies learn different things. A layer norm sees the same mean and variance. New blocks and new
+channel, head and hidden unit is duplicated, and its outgoing weight is divided between the two copies at
+random, so that they learn different things. A layer norm sees the same mean and variance. New blocks and new
 hidden units start with outputs of 0.
 """
 
@@ -71,7 +71,7 @@ def _block(block: Any, wide: Any, generator: torch.Generator) -> None:
 
 
 class _Part:
-    """Some of the rows or columns of a linear map."""
+    """Select rows or columns of a linear map."""
 
     def __init__(self, weight: Tensor, bias: Tensor):
         self.weight, self.bias = weight, bias

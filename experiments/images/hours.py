@@ -1,4 +1,4 @@
-"""Trainings of one length in time: linear attention, softmax, LSH, images of four times as many values."""
+"""Trainings of equal duration: linear attention, softmax, LSH, and images of four times as many values."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from lintra.tasks import images
 
 HERE = Path(__file__).parent
 TIMES = HERE / "hours.json"
-MINUTES = 10  # of a core, for each: steps times what one takes
+MINUTES = 10  # on one core, for each training: its steps times the time of one
 TRAINED = {
     "MNIST, linear": ("mnist", linear.Config()),
     "MNIST, softmax": ("mnist", softmax.Config()),
@@ -31,12 +31,12 @@ TRAINED = {
 SCORE = "bits_per_dim"
 SCORED = {"mnist": 10_000, "cifar10": 500}  # test images
 ROUNDS = 7
-STEPS_TIMED = "minutes (steps x the time of one)"  # trainings run beside other work: their own are no measure
+STEPS_TIMED = "minutes (steps x the time of one)"  # the trainings ran beside other work
 COMMAND = "python experiments/images/run.py hours --data DIR"
 
 
 def training() -> train.Config:
-    """The settings of all of them, but for the number of steps, in float32 on every machine."""
+    """The settings that all trainings share, except for the number of steps; float32 on every machine."""
     return train.Config(
         optimizer="muon", batch=8, lr=3e-3, schedule="wsd", warmup=100, precision="32", save_every=100
     )
@@ -50,11 +50,11 @@ def problem(name: str, data: Path) -> tuple[Any, Any]:
 
 
 def step_times(data: Path) -> dict[str, float]:
-    """Seconds that a step of each takes one core, interleaved in one run: measured once, and kept in the
-    repository."""
+    """Seconds that a step of each takes on one core, interleaved in one run. They are measured once and kept
+    in the repository."""
     if not TIMES.exists():
         torch.set_num_threads(1)
-        keep_freed_memory()  # as trainings do
+        keep_freed_memory()  # as during training
         calls = {}
         for name in TRAINED:
             task, model = problem(name, data)
@@ -68,7 +68,7 @@ def step_times(data: Path) -> dict[str, float]:
 
 
 def trials(data: Path) -> list[Trial]:
-    """As many steps of each as the time allows, to the nearest 100; validated as often as saved."""
+    """As many steps of each as fit into the time, to the nearest 100; validated whenever it is saved."""
     taken = step_times(data)
     found = []
     for name, (which, _) in TRAINED.items():
@@ -82,12 +82,12 @@ def trials(data: Path) -> list[Trial]:
 
 
 def outcome(name: str) -> Path:
-    """The file of what came of it."""
+    """The file of an outcome."""
     return HERE / "outcomes" / f"{name.replace(', ', '-')}.json"
 
 
 def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
-    """Train what is not trained yet of `trials`, keep the outcomes and draw the curves."""
+    """Train those of `trials` that are not trained yet, keep the outcomes and draw the curves."""
     train_and_keep(
         [lambda: every], COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes
     )
@@ -96,7 +96,7 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
-    """name -> the steps of a training, its score (NaN where it diverged) and its validations by step."""
+    """name -> the steps of a training, its score (NaN if it diverged) and its validation scores by step."""
     found = {}
     for name in TRAINED:
         if outcome(name).exists():
@@ -107,7 +107,7 @@ def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """A row for each: what its time went into, and what came of it."""
+    """A row for each training: the time of a step, the steps that fit, and the score."""
     taken, batch = by_name(report), training().batch
     heads = ["of preset `small`", "a step, s", "steps", "images seen", STEPS_TIMED, "bits/dim of test images"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
@@ -126,8 +126,8 @@ def table(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any]) -> list[Path]:
-    """Bits per value of the held-out training images by the minutes that the steps so far take, a picture for
-    each set of images.
+    """Draw the bits per value of held-out training images against the minutes that the steps so far take: a
+    picture for each set of images.
     """
     taken, found, files = by_name(report), learned(), []
     for data in dict.fromkeys(name.split(",")[0] for name in found):

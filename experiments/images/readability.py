@@ -2,9 +2,9 @@
 
     python experiments/images/readability.py --data DIR
 
-An image reads as a digit where the classifier gives one class more than 90 %. It was taught digits alone, and
-may be sure of what a person cannot read. Minutes on one core; DIR holds MNIST's four files, or has a folder
-mnist that does.
+An image counts as a digit if the classifier gives one class more than 90 %. The classifier was taught digits
+alone, and may be sure of what a person cannot read. This takes minutes on one core. DIR holds MNIST's four
+files, or a folder mnist that does.
 """
 
 import argparse
@@ -28,9 +28,9 @@ HERE = Path(__file__).parent
 FILE = HERE / "readability.json"
 MODELS = ("mnist-small", "weights/mnist")
 SURE = 0.9  # probability of one class
-DRAWN, AT_ONCE = 1_000, 250  # images of each model, of which so many together
+DRAWN, AT_ONCE = 1_000, 250  # images of each model, and how many are drawn at a time
 EPOCHS, BATCH, RATE = 3, 100, 3e-3
-SEED = 0  # of the classifier; of the first images generated
+SEED = 0  # of the classifier, and of the first batch of generated images
 TEST, ACCURACY = "MNIST's test images", "the classifier is right on test images"
 
 
@@ -56,7 +56,7 @@ def pixels(values: Tensor) -> Tensor:
 
 
 def learned(values: Tensor, digits: Tensor) -> nn.Sequential:
-    """The classifier of images [n 784] whose classes are [n], after a few epochs of Adam."""
+    """Return a classifier of images [n 784] with classes [n], trained for a few epochs of Adam."""
     torch.manual_seed(SEED)
     model, steps = network(), EPOCHS * len(values) // BATCH
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -73,25 +73,25 @@ def learned(values: Tensor, digits: Tensor) -> nn.Sequential:
 
 @torch.no_grad()
 def probabilities(model: nn.Module, values: Tensor) -> Tensor:
-    """Of each class, for images [n 784] -> [n 10]."""
+    """The probability of each class, for images [n 784] -> [n 10]."""
     return torch.cat([model(pixels(part)).softmax(1) for part in values.split(500)])
 
 
 def generated(name: str) -> Tensor:
-    """Images of a model, as it samples them -> [n 784]."""
+    """Images that a model generates -> [n 784]."""
     folder = Path(name) if name in checkpoint.shipped() else HERE.parents[1] / name
     model, seeds = checkpoint.load(folder), range(SEED, SEED + DRAWN // AT_ONCE)
     return torch.cat([sampling.generate(model, steps=784, batch=AT_ONCE, seed=seed) for seed in seeds])
 
 
 def share(sure: Tensor) -> float:
-    """In percent, of [n] bool."""
+    """The share of True in [n] bool, in percent."""
     return 100 * float(sure.double().mean())
 
 
 def rows(data: Path) -> Iterator[Row]:
     task = image_classification.Config(data="mnist", data_dir=str(data)).build()
-    parts = task.train, task.validate  # of this task, not of the classifier
+    parts = task.train, task.validate  # the split of the task, not of the classifier
     model = learned(*(torch.cat([getattr(x, name) for x in parts]) for name in ("values", "labels")))
     found = probabilities(model, task.test.values)
     right = found.argmax(1) == task.test.labels
@@ -102,7 +102,7 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def sentence(report: dict[str, Any], name: str) -> str:
-    """Of one model, beside the test images, with the standard error of the samples."""
+    """The result of one model and that of the test images, with the standard error of the samples."""
     found = by_name(report)
     part = found[name] / 100
     error = 100 * math.sqrt(part * (1 - part) / report["drawn"])

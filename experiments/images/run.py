@@ -4,8 +4,8 @@
     python experiments/images/run.py hours --data DIR        what the same time brings each mechanism
     python experiments/images/run.py speed                   how fast each way to generate is
 
-Trainings, killed at any moment, go on with the same command; of the speed nothing is kept half done, and
-nothing else may run beside it, nor while `hours` first finds out what a step takes.
+Trainings that are killed resume with the same command. A measurement of speed starts again, and nothing else
+may run during it, nor while `hours` first measures what a step takes.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from trials import Trial, add_options, earlier, tell, train_all  # noqa: E402 (f
 
 SEEDS = (0, 1, 2)
 STEPS = 300
-JUDGED = 500  # held-out training images: preset "best" is chosen by them
+JUDGED = 500  # held-out training images, by which preset "best" is chosen
 # Half the depth of preset "small"; without the paper's ReLU and dropout, which so few steps would not show.
 SIZE = {"layers": 2, "heads": 4, "width": 128, "mlp_ratio": 3, "activation": "gelu", "dropout": 0.0}
 
@@ -56,7 +56,7 @@ def changes(task: images.Images) -> list[Changes]:
     ]
 
 
-# What `best` does without, each by itself on top of all of the above.
+# Parts of `best`, each left out by itself, with all of the above in place.
 FURTHER: list[Changes] = [
     ("a running mean of the weights (0.99)", {}, {"ema": 0.99}),
     ("a running mean (0.99), and a rate that does not fall", {}, {"ema": 0.99, "schedule": "constant"}),
@@ -82,7 +82,7 @@ FURTHER: list[Changes] = [
 
 
 def ablation(data: Path) -> list[Trial]:
-    """Everything there is to train, the first seed of all before the second of any."""
+    """Everything to train, the first seed of all before the second of any."""
     task = images.Config(data_dir=str(data), preset="small", validate_images=JUDGED)
     paper = dataclasses.replace(task, preset="paper").build().model(linear.Config())
     trials = []
@@ -107,7 +107,7 @@ def ablation(data: Path) -> list[Trial]:
 
 
 def summary(trials: list[Trial]) -> dict[str, list[float]]:
-    """name -> the score of each seed that is done; of a change with which one diverged, none."""
+    """name -> the score of each seed that is done; none for a change of which a seed diverged."""
     found: dict[str, list[float]] = {}
     for trial in trials:
         value = trial.scored()
@@ -117,7 +117,7 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
 
 
 def ablation_tables(report: dict[str, Any]) -> list[str]:
-    """Mean and spread over the seeds, of what `best` is made of, and of what it does without."""
+    """Mean and spread over the seeds: of the parts that make up `best`, and of `best` without each part."""
     scores = report["scores"]
     without = [name for name, _, _ in FURTHER if name in scores]
     parts = {

@@ -1,4 +1,4 @@
-"""How fast the paper's models generate, way by way: tables 1, 2 and 5. See README.md beside this file."""
+"""How fast the paper's models generate in each way: tables 1, 2 and 5. See README.md beside this file."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from lintra.generation.native_decode import NativeDecoder
 from lintra.tasks import images
 
 Call = Callable[[], object]
-PARTS = 3  # of an image: a token is timed in the middle of each, and an image takes the mean times its tokens
-# Chunks of 32 as in the paper's code; `redraw_every` counts in training alone.
+PARTS = 3  # of an image: a token is timed in the middle of each, and the mean stands for all tokens
+# Chunks of 32, as in the paper's code; `redraw_every` matters in training alone.
 LSH = {f"LSH-{rounds}": lsh.Config(rounds=rounds, chunk=32, redraw_every=None) for rounds in (1, 4)}
 
 RECOMPUTED, CACHED, RNN, FUSED = "softmax, recomputed", "softmax, cached", "linear, unfused", "linear"
@@ -33,7 +33,7 @@ PAPER["mnist"][FUSED], PAPER["cifar10"][FUSED] = (142.8, 5.5), (17.85, 45.1)
 
 
 class Contestant(NamedTuple):
-    """One way to generate, so many images at a time."""
+    """One way to generate, with so many images at a time."""
 
     way: str
     batch: int
@@ -43,7 +43,7 @@ class Contestant(NamedTuple):
 
 
 def measure(data: str, rounds: int = 7) -> list[Row]:
-    """Images a second and seconds for one image, of the paper's model for this data."""
+    """Images a second, and seconds for one image, of the paper's model for these data."""
     length = images.Config(data=data).build().length
     positions = [length * (2 * i + 1) // (2 * PARTS) for i in range(PARTS)]
     found: dict[str, dict[int, float]] = {}  # way -> batch -> seconds of a batch of images
@@ -74,7 +74,7 @@ def _rows(data: str, found: dict[str, dict[int, float]]) -> Iterator[Row]:
 
 
 def _model(data: str, way: str) -> Any:
-    """The paper's model for this data, around the mechanism of a way."""
+    """The paper's model for these data, with the mechanism of a way."""
     default = softmax.Config() if way.startswith("softmax") else linear.Config()
     task = images.Config(data=data, preset="paper").build()
     return task.model(LSH.get(way, default)).build().eval()
@@ -82,7 +82,7 @@ def _model(data: str, way: str) -> Any:
 
 @torch.inference_mode()
 def _calls(model: Any, contestant: Contestant, positions: list[int]) -> Iterator[tuple[str, Call]]:
-    """The next token after each of the positions."""
+    """Generate the next token after each of the positions."""
     for position in positions:
         tokens = torch.randint(256, (1, position))
         last = torch.zeros(contestant.batch, 1, dtype=torch.int64)
@@ -104,7 +104,7 @@ def _recompute(model: Any, tokens: torch.Tensor) -> Call:
 
 
 def kept(data: str, way: str, position: int) -> str:
-    """Return the name of the row that says how much a way keeps of one image after so many of its tokens."""
+    """Return the name of the row for how much a way keeps of one image after so many of its tokens."""
     return f"{data}: {way}, kept after token {position:,}"
 
 
@@ -114,7 +114,7 @@ def _places(data: str) -> tuple[int, int, int]:
 
 
 def state_sizes(data: str) -> list[Row]:
-    """Bytes that generation keeps of one image after 1, half and all of its tokens."""
+    """Bytes that generation keeps for one image after 1, half and all of its tokens."""
     rows = []
     for way in (FUSED, CACHED):
         model = _model(data, way)
@@ -127,7 +127,7 @@ def state_sizes(data: str) -> list[Row]:
 
 
 def table(report: dict[str, Any], data: str) -> str:
-    """A row for each way: images a second and seconds for one, ours beside the paper's."""
+    """A row for each way: images a second and seconds for one, measured here and in the paper."""
     rows = by_name(report)
     lines = [
         "| way | images/s | batch | linear / it | paper, images/s (GPU) | one image, s | paper, s (CPU) |",
@@ -144,7 +144,7 @@ def table(report: dict[str, Any], data: str) -> str:
 
 
 def batch_table(report: dict[str, Any]) -> str:
-    """How much faster linear attention is at the same batch."""
+    """How many times faster linear attention is at the same batch size."""
     rows = by_name(report)
     batches = sorted({batch for data in BATCHES for batch in BATCHES[data][FUSED]})[:-1]
     heads = ["the same batch, linear / it", *(f"{batch} at a time" for batch in batches)]
@@ -158,7 +158,7 @@ def batch_table(report: dict[str, Any]) -> str:
 
 
 def state_table(report: dict[str, Any]) -> str:
-    """How much is kept of one image, early and late, in KiB."""
+    """How much is kept for one image, early and late, in KiB."""
     rows = by_name(report)
     lines = ["| kept of one image, KiB | first token | half | all |", "| --- | --- | --- | --- |"]
     for data in BATCHES:

@@ -33,7 +33,7 @@ def singles(texts: list[Tensor]) -> Tensor:
 
 
 def pairs(texts: list[Tensor], common: Tensor) -> Tensor:
-    """The frequency of each pair of neighbours of the bytes [PAIRED] and others, [n (PAIRED + 1)^2]."""
+    """The frequency of each pair of neighbours among bytes [PAIRED] and others, [n (PAIRED + 1)^2]."""
     number = torch.full((256,), PAIRED)
     number[common] = torch.arange(PAIRED)
     first = (PAIRED + 1) * number
@@ -42,7 +42,7 @@ def pairs(texts: list[Tensor], common: Tensor) -> Tensor:
 
 
 def regression(x: Tensor, labels: Tensor, penalty: float) -> Tensor:
-    """The weights [i+1], the constant last, of the least logistic loss plus penalty |w|^2."""
+    """The weights [i+1], the constant last, that minimise logistic loss plus penalty |w|^2."""
     weights = torch.zeros(x.shape[1] + 1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=300, history_size=20, line_search_fn="strong_wolfe")
 
@@ -58,13 +58,13 @@ def regression(x: Tensor, labels: Tensor, penalty: float) -> Tensor:
 
 
 def right(x: Tensor, labels: Tensor, weights: Tensor) -> float:
-    """The share of reviews that are told right."""
+    """The share of reviews that are classified correctly."""
     return ((x @ weights[:-1] + weights[-1] > 0) == labels.bool()).double().mean().item()
 
 
 def measure(x: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Any]:
-    """The penalty that is best in validation, and the shares it tells right there, in the test file, and of
-    those of its reviews that mechanisms are tested on."""
+    """The penalty that is best in validation, and the shares classified correctly there, in the test file,
+    and among those of its reviews that mechanisms are tested on."""
     mean, spread = x["train"].mean(0), x["train"].std(0).clamp(min=1e-6)
     x = {name: (of - mean) / spread for name, of in x.items()}
     found = {penalty: regression(x["train"], labels["train"], penalty) for penalty in PENALTIES}

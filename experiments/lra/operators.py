@@ -2,8 +2,8 @@
 
     python -m experiments.lra.operators
 
-For each operator the commonest value of training expressions that begin with it; then the expressions that
-mechanisms are validated and tested on are scored, and others of the lengths that the arena has.
+The guess for each operator is the commonest value of training expressions that begin with it. It is scored on
+the expressions that mechanisms are validated and tested on, and on others that are as long as the arena's.
 """
 
 from collections import Counter
@@ -31,13 +31,13 @@ def pairs(samples: Samples, count: int) -> list[tuple[str, int]]:
 
 
 def guesses(learned: list[tuple[str, int]]) -> dict[str, int]:
-    """The commonest value behind each first operator."""
+    """The commonest value of expressions that begin with each operator."""
     values = {name: Counter(value for first, value in learned if first == name) for name in NAMES}
     return {name: counted.most_common(1)[0][0] for name, counted in values.items()}
 
 
 def right(guess: dict[str, int], scored: list[tuple[str, int]]) -> float:
-    """The share of expressions whose value is guessed."""
+    """The share of expressions whose value is guessed correctly."""
     return sum(guess[first] == value for first, value in scored) / len(scored)
 
 

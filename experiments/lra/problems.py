@@ -1,9 +1,9 @@
 """The tasks of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) as problems of a comparison.
 
-Layers, widths, heads, steps and batches of "paper" are those of the configurations that its authors released,
-and of images and Pathfinder, whose released ones are smaller than the paper says, those of its appendix.
-Predictions are made of the mean over tokens, where theirs of ListOps and text are made of one more token, of
-the class.
+Layers, widths, heads, steps and batches of "paper" are those of the configurations that its authors released.
+For images and Pathfinder, whose released ones are smaller than the paper says, they are those of the paper's
+appendix. Predictions are made from the mean over tokens. The authors' models make those of ListOps and text
+from one more token, that of the class.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Reviews(Problem):
         return text_classification.Config(data=train, test=test, length=self.length, classes=("0", "1"))
 
     def model(self, attention: Any, network: dict[str, Any]) -> Any:
-        """As the task's own, which reads its data to count the classes."""
+        """As the task's own method, which reads its data to count the classes."""
         fields = {"vocabulary": 256, "outputs": 2, "mlp_ratio": 2, "position": "sinusoidal", "pool": "mean"}
         return encoder.Config(attention=attention, **{**fields, **self.network, **network})
 
@@ -77,10 +77,10 @@ PROBLEMS = (
     Reviews(
         name="text",
         title=f"Text, the first {_BYTES:,} bytes of IMDB reviews",
-        steps={"small": 4_000},  # after 1,000 linear attention is at chance
+        steps={"small": 4_000},  # after 1,000 steps linear attention is at chance
         causal=False,
         batch=16,
-        rates=RATES[:4],  # no best one is the last of them
+        rates=RATES[:4],  # the last one is the best for no mechanism
         halvings=1,
         network={**_SMALL, "layers": 1},
     ),

@@ -2,9 +2,9 @@
 
     python experiments/speech/arrangements.py --data DIR [--model spoken-digits]
 
-The test set of the Free Spoken Digit Dataset is 300 recordings of one digit each. Which of them are joined to
-strings, and in which order, follows from a seed: every arrangement holds each recording once. What is found
-is saved beside the model, where experiments/ship.py reads it for the model's card.
+The test set of the Free Spoken Digit Dataset is 300 recordings of one digit each. A seed decides which of
+them are joined to strings, and in which order; every arrangement holds each recording once. The results are
+saved beside the model, where experiments/ship.py reads them for the model's card.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SEEDS = range(31)
 
 
 def name(fewest: int, most: int) -> str:
-    """How the strings of so many digits are called."""
+    """What strings of so many digits are called."""
     return f"strings of {fewest} to {most} digits" if fewest < most else f"strings of {most} digits"
 
 
@@ -43,7 +43,7 @@ def error_rates(model: CTC, data: Path, joined: tuple[int, int], seed: int) -> d
 
 
 def rows(found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """The mean of all arrangements, and how far they lie from each other."""
+    """The mean of all arrangements, and how much they differ."""
     made = []
     for strings, rates in found.items():
         words = [100 * rate["word"] for rate in rates]

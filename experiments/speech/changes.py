@@ -45,7 +45,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def kept(name: str) -> Path:
-    """The file of what came of a change."""
+    """The file of the outcome of a change."""
     return HERE / "changes" / f"{name.replace(', ', '-').replace(' ', '-')}.json"
 
 
@@ -68,7 +68,7 @@ def trial(name: str, data: Path) -> Trial:
 
 
 def table() -> str:
-    """The table of README.md: the share of wrong symbols after the last step, the least first."""
+    """The table of README.md: the share of wrong symbols after the last step, the best first."""
     kept_ones = {name: json.loads(kept(name).read_text()) for name in CHANGES if kept(name).exists()}
     done = {name: found for name, found in kept_ones.items() if not found.get("diverged")}
     lines = ["| encoder | parameters | wrong symbols in validation, % |", "| --- | --- | --- |"]
@@ -80,7 +80,7 @@ def table() -> str:
 
 
 def counted(one: Trial) -> dict[str, Any]:
-    """What its file says beside the curve."""
+    """What its file holds besides the curve."""
     return {"parameters": sum(p.numel() for p in checkpoint.load(one.folder).parameters())}
 
 

@@ -6,9 +6,10 @@
 
 AN4 comes as mel cepstra without its audio: 13 numbers a frame, each a mean over log-mel energies weighted by
 a cosine, from CMU Sphinx (its "legacy" transform, 40 filters of unit area from 130 to 6,800 Hz, 16 kHz). A
-recogniser's first convolution is linear in them, and they are linear in the log-mel energies that the library
-computes of audio. Both are made one here, so that the recogniser reads energies, wherever it runs. What is
-left of a difference (a Hamming window there, Povey's here) is a tenth of what cepstra vary by.
+recogniser's first convolution is linear in these cepstra, and they are linear in the log-mel energies that
+the library computes from audio. Both are merged into one map here, so that the recogniser reads energies
+wherever it runs. The difference that remains (a Hamming window there, Povey's here) is a tenth of what
+cepstra vary by.
 """
 
 import argparse
@@ -38,7 +39,7 @@ COMMAND = "python experiments/speech/letters.py RUN FOLDER --data DIR"
 AGAIN = COMMAND.replace("RUN", ship.TRAINED)
 CEPSTRA = 13
 AUDIO = features.Config(rate=16_000, bins=40, frame_ms=25.625, shift_ms=10.0, low_hz=130.0, high_hz=6_800.0)
-LEVELS = (-12, -6, 0, 6, 12)  # decibels by which test utterances are made louder
+LEVELS = (-12, -6, 0, 6, 12)  # decibels by which test utterances are amplified
 
 
 def cosines(bins: int = AUDIO.bins) -> np.ndarray:
@@ -50,19 +51,19 @@ def cosines(bins: int = AUDIO.bins) -> np.ndarray:
 
 
 def unit_area(config: features.Config = AUDIO) -> np.ndarray:
-    """What log-mel energies [bins] grow by where each triangle has an area of 1 instead of a height of 1."""
+    """What log-mel energies [bins] grow by if each triangle has an area of 1 instead of a height of 1."""
     low, high = (1127 * np.log1p(hz / 700) for hz in (config.low_hz, config.top_hz))
     edges = 700 * np.expm1(np.linspace(low, high, config.bins + 2) / 1127)
     return np.log(2 / (edges[2:] - edges[:-2]))
 
 
 def lifted(cepstra: np.ndarray) -> np.ndarray:
-    """The flattest log-mel energies [.. bins] with these cepstra [.. 13]."""
+    """The smoothest log-mel energies [.. bins] with these cepstra [.. 13]."""
     return (cepstra @ np.linalg.pinv(cosines()).T - unit_area()).astype(np.float32)
 
 
 def hearing(model: CTC) -> CTC:
-    """The recogniser of cepstra as one of log-mel energies. Raises ValueError for another recogniser."""
+    """Turn a recogniser of cepstra into one of log-mel energies. Raises ValueError for other recognisers."""
     old = model.config
     if old.normalize != "global" or old.features.kind != "given" or old.features.bins != CEPSTRA:
         raise ValueError(
@@ -76,7 +77,7 @@ def hearing(model: CTC) -> CTC:
     matrix = torch.from_numpy(cosines()) * state["scale"].double()[:, None]  # [cepstra bins]
     kernel = state["stages.0.weight"]  # [o cepstra 3]
     state["stages.0.weight"] = torch.einsum("ock,cb->obk", kernel.double(), matrix)
-    # Zeros, which stand where there are no frames, are the mean of the cepstra as they were.
+    # Zeros stand where there are no frames: they are the mean of the cepstra, as before.
     state["mean"] = torch.from_numpy(lifted(state["mean"].double().numpy()))
     state["scale"] = torch.ones(AUDIO.bins)
     made.to(kernel.dtype).load_state_dict(state)
@@ -84,9 +85,9 @@ def hearing(model: CTC) -> CTC:
 
 
 def errors(model: CTC, corpus: Corpus, decibels: float = 0.0) -> dict[str, Any]:
-    """The error rates of a recogniser of log-mel energies in a corpus of cepstra, made so much louder.
+    """The error rates of a recogniser of log-mel energies on a corpus of cepstra, amplified by so much.
 
-    Ends the program where an utterance cannot be used."""
+    Ends the program if an utterance cannot be used."""
     louder = lifted(corpus.features) + np.float32(decibels * np.log(10) / 10)
     heard = dataclasses.replace(corpus, features=louder)
     texts, skipped = evaluate.transcripts(model, heard, range(len(heard)), Search(), batch=8)
@@ -97,7 +98,7 @@ def errors(model: CTC, corpus: Corpus, decibels: float = 0.0) -> dict[str, Any]:
 
 
 def card(name: str, model: CTC, evaluation: dict[str, Any]) -> str:
-    """What README.md of the packed model begins with."""
+    """The beginning of README.md of the packed model."""
     levels = evaluation["levels"]
     shown = ", ".join(f"{levels[str(x)]['character']['rate']:.1%} at {x:+} dB" for x in LEVELS if x)
     return f"""# {name}
@@ -140,7 +141,7 @@ def main() -> None:
         if not isinstance(run.task, speech.Config) or run.task.data != "an4":
             parser.error(f"RUN must be a training with --data an4, {options.run} is another")
         made = hearing(checkpoint.load(run.folder))
-        made.half().float()  # as it is stored
+        made.half().float()  # the precision in which it is stored
         task = dataclasses.replace(run.task, data_dir=str(options.data)).build()
         corpus, skipped = prepare(task.tested, task.features, cache=None)
     except (checkpoint.Error, ValueError) as error:

@@ -43,8 +43,8 @@ from timing import TIMES, measure  # noqa: E402
 from trials import Trial, add_options, tell, train_and_keep  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
-# Learning rates that are tried with the first seed; the best in validation is trained with the others, too.
-# Models that are not named have their preset's, which was not searched.
+# Learning rates that are tried with the first seed; the other seeds are trained at the best in validation.
+# Other models have the rate of their preset, which was not searched.
 _MUON = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 RATES = {
     ("an4", "Bi-LSTM"): (3e-4, 1e-3, 2e-3, 3e-3),
@@ -58,7 +58,7 @@ STEPS = {"an4": 4_000, "fsdd": 1_500}
 
 
 def trial(corpus: str, model: str, seed: int, data: Path, lr: float | None = None) -> Trial:
-    """A model to train; at its preset's learning rate, unless another is given."""
+    """A model to train, at its preset's learning rate unless another is given."""
     config = task(corpus, model, data)
     changed = {} if lr is None else {"lr": lr}
     preset = config.training_preset() | {"steps": STEPS[corpus], **changed}
@@ -81,8 +81,8 @@ def searches(data: Path) -> list[Trial]:
 
 
 def searched(corpus: str, model: str, data: Path) -> dict[float, float | None]:
-    """Learning rate -> the share of wrong symbols in validation after the last step, with the first seed, of
-    those that are trained, None of one that diverged; empty for a model whose rate is not searched."""
+    """Learning rate -> the share of wrong symbols in validation after the last step, with the first seed;
+    None if it diverged. Only rates that are trained; empty for a model whose rate is not searched."""
     done = {lr: trial(corpus, model, SEEDS[0], data, lr).concluded() for lr in RATES.get((corpus, model), ())}
     return {
         lr: None if outcome.get("diverged") else outcome["curve"][str(STEPS[corpus])]
@@ -92,8 +92,8 @@ def searched(corpus: str, model: str, data: Path) -> dict[float, float | None]:
 
 
 def seeds(corpus: str, model: str, data: Path) -> list[Trial]:
-    """A model with each seed: at its preset's learning rate, or once all are searched at the best of them;
-    none where all of them diverged."""
+    """A model with each seed, at its preset's learning rate or, once all rates are searched, at the best of
+    them; none if all of them diverged."""
     rates = searched(corpus, model, data)
     if len(rates) < len(RATES.get((corpus, model), ())):
         return []
@@ -107,7 +107,7 @@ def seeds(corpus: str, model: str, data: Path) -> list[Trial]:
 
 
 def trials(data: Path) -> list[Trial]:
-    """Everything there is to train, as far as it is known, the first seed of all before the second of any."""
+    """Everything to train, as far as it is known, the first seed of all before the second of any."""
     each = [seeds(corpus, model, data) for corpus in CORPORA for model in MODELS]
     return [one for of in itertools.zip_longest(*each) for one in of if one is not None]
 
@@ -121,7 +121,7 @@ def with_language_model(one: Trial) -> Search:
 
 
 def written(one: Trial) -> dict[str, Any]:
-    """Return what a trained model finds in the whole test set, beside what was said."""
+    """Return what a trained model finds in the whole test set, and what was said."""
     model, task = checkpoint.load(one.folder), problem(one.task)
     corpus, _ = prepare(task.tested, model.config.features, cache=None)
     searches = {BEST: Search()}
@@ -139,7 +139,7 @@ def written(one: Trial) -> dict[str, Any]:
 
 
 def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
+    """corpus -> model -> the error rates of each seed and of all seeds together, and the curve of each."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for corpus, model in itertools.product(CORPORA, MODELS):
         kept = [one.concluded() for one in seeds(corpus, model, data)]
@@ -164,7 +164,7 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
-    """List what is asked of each model, though only the best transformer need do it."""
+    """List the targets for each model, though only the best transformer has to meet them."""
     rows = []
     for corpus, of in found.items():
         for kind, (model, scores) in itertools.product((BEST, WITH_NGRAMS), of.items()):
@@ -177,7 +177,7 @@ def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
 
 
 def heard(outcome: dict[str, Any], search: str) -> list[ScoredUtterance]:
-    """Return what was heard in the test set, by an outcome, searched in one way."""
+    """Return what was recognised in the test set, from an outcome, with one kind of search."""
     pairs = zip(outcome["said"], outcome["found"][search], strict=True)
     return [
         ScoredUtterance(id=str(i), reference=said, hypothesis=found) for i, (said, found) in enumerate(pairs)
@@ -191,8 +191,8 @@ def _of_all(texts: list[list[ScoredUtterance]], unit: str) -> dict[str, Any]:
 
 
 def alignment(data: Path) -> dict[str, Any]:
-    """A test utterance of digits, as the recogniser that comes with the library hears it: features,
-    words and their times, and how probable any symbol but the blank is in each frame.
+    """A test utterance of digits, as the recogniser that comes with the library hears it: features, words and
+    their times, and the probability of any symbol but the blank in each frame.
     """
     model = checkpoint.load(checkpoint.find("spoken-digits"))
     corpus, _ = prepare(problem(task("fsdd", "linear", data)).tested, model.config.features, cache=None)

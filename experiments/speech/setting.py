@@ -1,4 +1,4 @@
-"""The corpora and the models of this experiment, and what is asked of them."""
+"""The corpora, models and targets of this experiment."""
 
 import dataclasses
 import functools
@@ -11,18 +11,18 @@ from lintra.tasks import speech
 
 HERE = Path(__file__).parent
 CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
-UNIT = {"an4": "character", "fsdd": "word"}  # what is written, and whose error rate is asked for
-ASKED = {"an4": 0.12, "fsdd": 0.05}  # the most of these errors
-SPELLED = ("an4",)  # corpora whose transcripts say more than what was heard: n-grams of them help
+UNIT = {"an4": "character", "fsdd": "word"}  # the unit that is written, and in which errors are counted
+ASKED = {"an4": 0.12, "fsdd": 0.05}  # the targets: the highest error rates allowed
+SPELLED = ("an4",)  # corpora whose transcripts have structure beyond the sounds, which n-grams can use
 MODELS = {
     "Bi-LSTM": linear.Config(),  # has no attention
     "softmax": softmax.Config(),
     "LSH-4": lsh.Config(rounds=4, chunk=32, redraw_every=None),
     "linear": linear.Config(),
-    "delta": delta.Config(),  # hears only what was said so far
-    "alternating delta": delta.Config(),  # every second layer from the end of the utterance
+    "delta": delta.Config(),  # hears only what came before
+    "alternating delta": delta.Config(),  # every second layer reads from the end of the utterance
 }
-BEST, WITH_NGRAMS = "best path", "with 6-grams"  # how a text is searched
+BEST, WITH_NGRAMS = "best path", "with 6-grams"  # the kinds of search for a text
 COMMAND = "python experiments/speech/run.py --data DIR"
 
 
@@ -32,7 +32,7 @@ def task(corpus: str, model: str, data: Path, **changes: Any) -> speech.Config:
 
 
 def network(one: speech.Speech, model: str) -> ctc.Config:
-    """The Config of a model for a task of its own."""
+    """The Config of a model for a task's own."""
     config = one.model(MODELS[model])
     if model != "alternating delta":
         return config

@@ -1,4 +1,4 @@
-"""The tables and the pictures of README.md, from the files of results alone."""
+"""The tables and pictures of README.md, from the result files alone."""
 
 import statistics
 from dataclasses import fields
@@ -16,7 +16,7 @@ from lintra.evaluate import ErrorRate
 
 
 def draw(report: dict[str, Any]) -> list[Path]:
-    """The pictures, from the file of results alone."""
+    """Draw the pictures from the result file alone."""
     files = []
     for corpus, of in report["scores"].items():
         lines = {}
@@ -47,14 +47,14 @@ def draw(report: dict[str, Any]) -> list[Path]:
 
 
 def tables(report: dict[str, Any]) -> list[str]:
-    """Return the tables of README.md: of each corpus, the rates, the targets, and against the length."""
+    """Return the tables of README.md: rates by corpus, targets, and times against the length."""
     scores, rows = [table(report, corpus) for corpus in report["scores"]], times()
     scores += [searches(report), targets(report)]
     return [*scores, against_length(rows)] if rows else scores
 
 
 def table(report: dict[str, Any], corpus: str) -> str:
-    """A row for each model trained on a corpus: its error rates, and what an epoch costs."""
+    """A row for each model trained on a corpus: its error rates, and the time of an epoch."""
     rows, kinds = times(), {BEST: f"{UNIT[corpus]} errors", WITH_NGRAMS: "with n-grams"}
     found = report["scores"][corpus]
     kinds = {kind: head for kind, head in kinds.items() if all(kind in of for of in found.values())}
@@ -90,7 +90,7 @@ def searches(report: dict[str, Any]) -> str:
 
 
 def targets(report: dict[str, Any]) -> str:
-    """Everything that has a target, and whether it is met."""
+    """Everything that has a target, and whether the target is met."""
     rows = [Row(**{x.name: row[x.name] for x in fields(Row)}) for row in report["rows"]]
     lines = [["work", "measured", "target", ""], ["---"] * 4]
     for row in [*rows, *(ratios(found) if (found := times()) else [])]:
@@ -112,7 +112,7 @@ def against_length(rows: dict[str, float]) -> str:
 
 
 def timed(rows: dict[str, float]) -> list[str]:
-    """The models that were there when times were measured."""
+    """The models that existed when times were measured."""
     return [model for model in MODELS if f"{LENGTHS[0]} frames: {model}, an epoch" in rows]
 
 

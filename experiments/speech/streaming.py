@@ -31,13 +31,13 @@ PIECE = 0.5  # seconds
 
 
 def endless(data: Path) -> Iterator[Utterance]:
-    """Strings of the test set, speaker after speaker, other ones in each round."""
+    """Strings of the test set, speaker by speaker, with different strings in each round."""
     for seed in itertools.count():
         yield from corpora.fsdd(data, seed=seed)["test"]
 
 
 def listen(model: CTC, strings: Sequence[Utterance]) -> list[Row]:
-    """All of these as one recording, in pieces: errors, seconds, and what memory grows after a minute."""
+    """Process these as one recording, in pieces: errors, seconds, and growth of memory after a minute."""
     rate = model.config.features.rate
     audio = np.concatenate([x.audio.samples for x in strings])  # pyright: ignore
     length = int(PIECE * rate)

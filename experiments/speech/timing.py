@@ -20,9 +20,9 @@ from setting import CORPORA, MODELS, network, problem, task  # noqa: E402 (from 
 from trials import updates  # noqa: E402 (from the folder above)
 
 TIMES = HERE / "times.json"
-SAMPLED = 4  # batches of an epoch are timed, and stand for all
+SAMPLED = 4  # batches of an epoch that are timed, and stand for all
 LENGTHS = (800, 1_600, 2_400, 4_800)  # frames of joined utterances
-LONG = 4_800  # frames in a step of these, which every length divides
+LONG = 4_800  # frames in a step on these; every length divides it
 ROUNDS = 5
 
 
@@ -85,12 +85,12 @@ def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def ratios(times: Mapping[str, float]) -> list[Row]:
-    """How many times faster than softmax linear attention is, by the times of `measure`."""
+    """How many times faster linear attention is than softmax, by the times of `measure`."""
     where = [*CORPORA.values(), *(f"{length} frames" for length in LENGTHS)]
     figures = ((x, times[f"{x}: softmax, an epoch"] / times[f"{x}: linear, an epoch"]) for x in where)
     return [Row(f"{x}: seconds an epoch, softmax / linear", ratio, "x", at_least=1.0) for x, ratio in figures]
 
 
 def times() -> dict[str, float]:
-    """Return the times that were measured last, by their names; empty before that."""
+    """Return the times of the last measurement by name; empty if there was none."""
     return by_name(json.loads(TIMES.read_text())) if TIMES.exists() else {}
