@@ -1,1 +1,1 @@
-"""Measurements that only documents quote, no part of the wheel; `lintra bench` has what users need."""
+"""Measurements that only documents quote. They are not in the wheel; `lintra bench` has what users need."""

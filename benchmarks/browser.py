@@ -1,4 +1,4 @@
-"""Chromium through Playwright, where both are installed, and steps of the runtime in a worker of it."""
+"""Chromium through Playwright, if both are installed, and steps of the runtime in a worker of it."""
 
 import os
 import shutil
@@ -42,18 +42,18 @@ _STEP = "([name, tokens]) => ask({ name, tokens })"
 
 
 def why_not() -> str | None:
-    """Why no browser can be started here; None if one can."""
+    """Return why no browser can be started here; None if one can."""
     if _chromium() is None:
         return "there is no Chromium to open pages with: apt-get install chromium"
     try:
-        import playwright.sync_api  # noqa: F401 (whether it is here)
+        import playwright.sync_api  # noqa: F401 (whether it is installed)
     except ImportError:
         return "there is no playwright: pip install 'lintra[dev]'"
     return None
 
 
 def _chromium() -> str | None:
-    """The browser in $CHROMIUM or of the system."""
+    """The browser named by $CHROMIUM, or that of the system."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
@@ -79,7 +79,7 @@ def launcher() -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """A browser, closed in the end."""
+    """A browser that is closed at the end."""
     with launcher() as launch:
         yield launch()
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks busy`: what is left of the speed while other processes use the same cores.
 
-Forward + backward on all threads with none, one, as many and twice as many busy processes as cores beside
-it, in units of one thread alone on an idle machine. All in one interleaved run; the processes sleep while it
-is not their turn.
+Forward + backward runs on all threads beside no busy process, one, as many as there are cores, and twice
+as many. Speeds are relative to one thread alone on an idle machine. All are in one interleaved run; the
+processes sleep while it is not their turn.
 """
 
 import os
@@ -27,12 +27,12 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8
     dim: int = 64
-    calls: int = 8  # of a turn: long enough for the system to share the cores out
+    calls: int = 8  # of a turn: long enough for the system to distribute the cores
     rounds: int = 9
 
 
@@ -40,7 +40,7 @@ QUICK = Sizes(tokens=64, heads=2, dim=16, calls=1, rounds=2)
 
 
 class Spinners:
-    """Processes that do nothing as fast as they can, or sleep."""
+    """Processes that spin at full speed, or sleep."""
 
     def __init__(self, count: int):
         self.processes = [
@@ -54,7 +54,7 @@ class Spinners:
 
     @contextmanager
     def awake(self, count: int) -> Iterator[None]:
-        """Run the body while so many are busy."""
+        """Run the body while so many processes are busy."""
         self._signal(count, signal.SIGCONT)
         try:
             yield
@@ -68,7 +68,7 @@ class Spinners:
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     busy = list(dict.fromkeys((0, 1, cores, 2 * cores)))
     work = {

@@ -13,12 +13,12 @@ from typing import Any
 from lintra.bench import options
 
 ROOT = Path(__file__).parents[1]
-OLD = ", before"  # behind the name of what is measured in the older checkout
+OLD = ", before"  # appended to the name of what is measured in the older checkout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """Options of a benchmark that may measure an older lintra too."""
+    """Options of a benchmark that can also measure an older lintra."""
 
     against: str | None = None  # a checkout of an older lintra, with its own .venv
 

@@ -4,7 +4,7 @@
     python -m benchmarks.conformance --out benchmarks/results/conformance.json
 
 Every subject is a module (q, k, v, mask) -> y in the layout [b t h d]. A library's own layer runs as it is,
-with its projections replaced by what hands q, k and v through.
+with its projections replaced by ones that pass q, k and v through.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PEERS = ("performer-pytorch", "nystrom-attention", "linear-attention-transformer
 
 
 class Part(nn.Module):
-    """One of q, k and v out of a row of all three [b t 3w], in its own memory as a projection's output is."""
+    """One of q, k and v from a row of all three [b t 3w], contiguous as a projection's output is."""
 
     def __init__(self, place: int):
         super().__init__()
@@ -41,7 +41,7 @@ class Part(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer x -> y of a library, its projections passed through; its mask goes by the name it has there."""
+    """A layer x -> y of a library, with identity projections; its mask has the name it has there."""
 
     def __init__(self, layer: nn.Module, mask: str):
         super().__init__()
@@ -99,7 +99,7 @@ def nystrom(causal: bool) -> nn.Module:
 
 
 def linear_layer(causal: bool) -> nn.Module:
-    """linear-attention-transformer's SelfAttention, all heads global, without a blind spot where causal."""
+    """linear-attention-transformer's SelfAttention, with all heads global, and no blind spot if causal."""
     from linear_attention_transformer.linear_attention_transformer import SelfAttention  # pyright: ignore
 
     layer = SelfAttention(HEADS * DIM, HEADS, causal=causal, blindspot_size=1)
@@ -129,7 +129,7 @@ SUBJECTS = [
 
 
 def measure() -> list[Report]:
-    """Return the report of every subject in every mode it has."""
+    """Return the report of each subject in each of its modes."""
     reports = []
     for name, build, modes, mask in SUBJECTS:
         for causal in modes:
@@ -142,7 +142,7 @@ def measure() -> list[Report]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return a row for each law, a column for each subject: yes, no, or nothing where it does not apply."""
+    """Return a row for each law and a column for each subject: yes, no, or empty if it does not apply."""
     subjects = report["subjects"]
     words = {"passed": "yes", "failed": "**no**", "not applicable": ""}
     lines = [f"| law | {' | '.join(each['subject'] for each in subjects)} |"]

@@ -1,11 +1,12 @@
 """`python -m benchmarks context`: a training step of one long sequence by one process, and by two.
 
-Each process has one thread. The two wait for each other's states, the first at the next layer while the
-second is at the one before, or exchange them (`lintra.distributed`, methods "relay" and "scan"). "Apart" are
-two processes that take a step of half the sequence each and exchange nothing: what two cores lose to each
-other, below which no exchange can come. Beside the seconds stand the bytes that a rank sends in a step, for
-the whole sequence and for half of it. All recompute their blocks in the backward: a layer keeps 11 to 16 kB
-of a token otherwise, of which attention to a window has 2, its queries, keys, values and outputs.
+Each process has one thread. The two either wait for each other's states, the first working on the next
+layer while the second works on the one before, or exchange them (`lintra.distributed`, methods "relay" and
+"scan"). "Apart" are two processes that each take a step of half the sequence and exchange nothing: it shows
+what two cores lose to each other, which no exchange can avoid. Beside the seconds stand the bytes that a
+rank sends in a step, for the whole sequence and for half of it. All recompute their blocks in the backward
+pass; otherwise a layer keeps 11 to 16 kB per token, of which attention to a window has 2: its queries, keys,
+values and outputs.
 """
 
 from collections.abc import Callable
@@ -41,8 +42,8 @@ MECHANISMS = {
 }
 METHODS: tuple[Method, ...] = ("relay", "scan")
 RANKS, VOCABULARY = 2, 256
-OVERHEAD = 15  # percent over half the time of one process, at most
-SETTLED = 2.0  # seconds: a call that takes longer needs no warming up
+OVERHEAD = 15  # percent above half the time of one process, at most
+SETTLED = 2.0  # seconds: a call that takes longer needs no warm-up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Sizes:
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: rounds of all mechanisms."""
+        """Return the number of steps of `progress`: rounds of all mechanisms."""
         return self.rounds * len(MECHANISMS)
 
 
@@ -65,7 +66,7 @@ QUICK = Sizes(tokens=64, layers=1, heads=1, width=16, rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times every mechanism -> the table's rows and the timings of steps."""
+    """Time every mechanism -> the table's rows and the timings of steps."""
     rows, timings = [], {}
     with started(RANKS) as ranks:
         for i, name in enumerate(MECHANISMS):
@@ -82,7 +83,7 @@ def _count(progress: Callable[[int], None], before: int, done: int) -> None:
 def _compare(
     name: str, sizes: Sizes, ranks: Ranks, progress: Callable[[int], None]
 ) -> tuple[list[Row], dict[str, Timing]]:
-    """Times a mechanism, alone and by each method together with the second rank -> its rows and timings."""
+    """Time a mechanism, alone and by each method together with the second rank -> its rows and timings."""
     sent = {}
     ranks.call(RANKS, _share, name, sizes)
 
@@ -123,7 +124,7 @@ def _build(name: str, sizes: Sizes) -> Decoder:
     return decoder.Config(attention=MECHANISMS[name], **shape).build()
 
 
-# On each rank the networks that it computes its part of, with the mesh of the ranks, and one by itself.
+# Held on each rank: the networks of which it computes a part, with the mesh of the ranks, and one by itself.
 _shared: dict[Method, tuple[Decoder, DeviceMesh]] = {}
 _alone: list[Decoder] = []
 
@@ -144,7 +145,7 @@ def _apart(tokens: int) -> None:
 
 
 def _sent(method: Method, tokens: int) -> int:
-    """On a rank: take a step of its shard of so many tokens -> the bytes that it has sent for the layers."""
+    """On a rank: take a step of its shard of so many tokens -> the bytes it has sent for the layers."""
     model, mesh = _shared[method]
     assert model.context_parallel is not None
     before = model.context_parallel.ranks.bytes_sent

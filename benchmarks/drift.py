@@ -1,10 +1,10 @@
 """`python -m benchmarks drift`: what decoding loses where states are kept in bfloat16, by position.
 
-Random queries, keys and values go token by token through a mechanism, its state kept in float32, in bfloat16
-rounded to the nearest (`generate(state_dtype=torch.bfloat16)`), and in bfloat16 rounded up or down at random,
-which loses nothing in the mean. The error is that of y against the same mechanism over the whole sequence in
-float64: root mean square over all heads and the last `window` tokens, in percent of that of y. No time is
-measured.
+Random queries, keys and values go token by token through a mechanism. Its state is kept in float32, in
+bfloat16 rounded to the nearest (`generate(state_dtype=torch.bfloat16)`), and in bfloat16 rounded up or down
+at random, which loses nothing on average. The error is that of y against the same mechanism over the whole
+sequence in float64: the root mean square over all heads and the last `window` tokens, in percent of that
+of y.  No time is measured.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from lintra.bench.timing import Timing
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 FLOAT32, NEAREST, RANDOM = "float32", "bfloat16", "bfloat16, at random"
 WAYS = (FLOAT32, NEAREST, RANDOM)
-_DISCARDED = 16  # bits of a float32 that bfloat16 has not
+_DISCARDED = 16  # bits of a float32 that bfloat16 does not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Sizes:
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: sequences."""
+        """Return the number of steps of `progress`: sequences."""
         return len(WAYS) * len(contestants(self))
 
 
@@ -44,14 +44,14 @@ QUICK = Sizes(positions=(8, 16), window=4, heads=2, dim=8)
 
 @dataclass(frozen=True)
 class Contestant:
-    """A mechanism, and the mean of the keys and values; they scatter by 1 around it."""
+    """A mechanism, and the mean of the keys and values, which scatter by 1 around it."""
 
     config: Any
     mean: float = 1.0
 
 
 def contestants(sizes: Sizes) -> Mapping[str, Contestant]:
-    """Return what never forgets, then what does, the slowest first."""
+    """Return the mechanisms that never forget, then those that do, the slowest to forget first."""
     made = {
         "linear": Contestant(linear.Config()),
         "linear, around 0": Contestant(linear.Config(), mean=0.0),
@@ -66,7 +66,7 @@ def contestants(sizes: Sizes) -> Mapping[str, Contestant]:
 
 @torch.no_grad()
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Decodes everything -> the table's rows; there are no timings."""
+    """Decode everything -> the rows of the table; there are no timings."""
     rows, done = [], 0
     for name, contestant in contestants(sizes).items():
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ def _draw(mechanism: Attention, mean: float, tokens: int) -> dict[str, Any]:
 
 
 def _decode(mechanism: Attention, inputs: Mapping[str, Any], way: str) -> Iterator[Tensor]:
-    """y of one token after the other."""
+    """y of one token after another."""
     state: State = mechanism.start(1)
     if way == NEAREST:
         state = mechanism.cast_state(state, torch.bfloat16)
@@ -105,7 +105,7 @@ def _decode(mechanism: Attention, inputs: Mapping[str, Any], way: str) -> Iterat
 
 
 def _at_random(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers of bfloat16, in float32: the upper neighbour as often as x is near to it."""
+    """Round to bfloat16, kept in float32: to the upper neighbour as often as x is near to it."""
     bits = x.view(torch.int32)
     added = torch.randint(0, 2**_DISCARDED, x.shape, dtype=torch.int32, generator=generator)
     return (bits + added & -(2**_DISCARDED)).view(torch.float32)

@@ -1,8 +1,9 @@
 """`python -m benchmarks drop_in`: models of transformers on lintra's CPU kernels and on their own functions.
 
-Random weights of the sizes of published models, with fewer layers: what a layer takes is what counts. Both
-run in turns on the same model; a row is transformers' time over lintra's. Its bound is the ratio that is left
-if PyTorch's matrix products and softmax, which both run in the same way, were all that lintra's call takes.
+The models have random weights and the sizes of published models, with fewer layers, because what counts is
+the time of a layer. Both kinds of kernels run in turns on the same model; a row is transformers' time over
+lintra's. Its bound is the ratio that would remain if lintra's call took only the time of PyTorch's matrix
+products and softmax, which run in the same way in both.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,9 +59,9 @@ FULL, LINEAR = "full_attention", "linear_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
-    shrink: int = 1  # tokens are divided by it
+    shrink: int = 1  # divides the numbers of tokens
     layers: int = 4
     training_layers: int = 2
     steps: int = 8  # single tokens of a turn of decoding
@@ -76,7 +77,7 @@ QUICK = Sizes(shrink=16, layers=2, steps=2, threads=(1,), rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> a row for each kind of work and number of threads, and the timings."""
+    """Time everything -> a row for each kind of work and number of threads, and the timings."""
     before, rows, timings = torch.get_num_threads(), [], {}
     try:
         for turn, threads in enumerate(sizes.threads):
@@ -95,13 +96,13 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def compare(call: Callable[[str], object], rounds: int) -> dict[str, Timing]:
-    """Time a call on transformers' functions and on lintra's, once a turn."""
+    """Time a call on transformers' functions and on lintra's, once per turn."""
     whose = ("transformers", "lintra")
     return interleaved({name: partial(call, name) for name in whose}, rounds=rounds, at_least=0, settle=2)
 
 
 def in_common(call: Callable[[str], object]) -> float:
-    """Return the seconds of a call on lintra's kernels that PyTorch's products and softmax take."""
+    """Return the seconds of a call on lintra's kernels that go into PyTorch's products and softmax."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         call("lintra")
     events = profiled.key_averages()
@@ -109,7 +110,7 @@ def in_common(call: Callable[[str], object]) -> float:
 
 
 def work(sizes: Sizes) -> Iterator[tuple[str, float, Callable[[str], object]]]:
-    """Yield the name of each kind of work, the least ratio asked of it, and the call, of whose kernels."""
+    """Yield the name of each kind of work, the least ratio asked of it, and the call for given kernels."""
     hybrid = [LINEAR] * (sizes.layers - 1) + [FULL]
     linear = {"num_hidden_layers": sizes.training_layers, "layer_types": [LINEAR] * sizes.training_layers}
     mamba2 = build("Mamba2Config", sizes, **MAMBA2)
@@ -132,7 +133,7 @@ def work(sizes: Sizes) -> Iterator[tuple[str, float, Callable[[str], object]]]:
 
 
 def dense(sizes: Sizes) -> dict[str, Any]:
-    """Return the settings of a model of experts without any."""
+    """Return the settings by which a mixture-of-experts model has no experts."""
     return {
         "mlp_layer_types": ["dense"] * sizes.training_layers,
         "num_local_experts": 4,
@@ -156,7 +157,7 @@ def kernels(model: nn.Module, whose: str) -> AbstractContextManager[object]:
 
 
 def prefill(model: nn.Module, tokens: int) -> Callable[[str], object]:
-    """Return a call that reads a prompt and predicts the token behind it."""
+    """Return a call that reads a prompt and predicts the next token."""
     prompt = torch.randint(VOCABULARY, (1, tokens))
 
     def call(whose: str) -> Tensor:
@@ -181,7 +182,7 @@ def training(model: nn.Module, tokens: int) -> Callable[[str], object]:
 
 
 def decoding(model: nn.Module, batch: int, steps: int) -> Callable[[str], object]:
-    """Return a call that reads `steps` single tokens of each sequence behind those of the calls before."""
+    """Return a call that reads `steps` single tokens of each sequence, after those of the calls before."""
     tokens = torch.randint(VOCABULARY, (batch, 16))
     caches: dict[str, Any] = {}
 

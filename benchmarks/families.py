@@ -2,8 +2,8 @@
 
     python -m benchmarks.families --out lintra/compat/families.json
 
-Tiny random models, with all of a family's kernels and sizes that no kernel likes. docs/huggingface.md shows
-what this program writes, and `lintra list --families` prints it.
+The models are tiny and random. They have all kernels of a family, and sizes that are awkward for kernels.
+docs/huggingface.md shows what this program writes, and `lintra list --families` prints it.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from lintra.compat import kernels
 
 MEASURES = ["benchmarks/families.py", "lintra/compat", "lintra/ops", "lintra/native"]
 VOCABULARY, TOKENS, NEW = 64, 37, 8
-LOGITS, GRADIENTS = 1e-5, 1e-4  # relative errors allowed in float32
+LOGITS, GRADIENTS = 1e-5, 1e-4  # relative errors that are allowed in float32
 
 _ENDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-# Weights large enough that no part of a layer is lost in rounding.
+# Weights large enough that no part of a layer vanishes in rounding.
 _WEIGHTS = {"initializer_range": 0.2}
 _MODEL = {**_ENDS, **_WEIGHTS, "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 _ATTENTION = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -76,15 +76,15 @@ _VISION = {
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: its recurrence, its configuration's class, and a tiny one."""
+    """A family of models: its recurrence, the class of its configuration, and a tiny one."""
 
     recurrence: str
     config: str
     settings: dict[str, Any]
-    vision: bool = False  # the language model is part of one that sees
+    vision: bool = False  # the language model is part of a vision-language model
 
     def build(self) -> nn.Module:
-        """Build the model, its weights by the global generator, for inference."""
+        """Build the model for inference, with weights from the global random generator."""
         import transformers
 
         config = getattr(transformers, self.config)(**self.settings)
@@ -218,13 +218,13 @@ FAMILIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How far a family on lintra's kernels is from the same model on transformers' functions."""
+    """How much a family on lintra's kernels differs from the same model on transformers' functions."""
 
     kernels: list[str]  # of lintra, in the model
     logits: float  # relative error in float32, of left-padded sequences
-    cached: float  # the same of logits from a prefill and single tokens behind it
-    gradients: float  # the same of all weights' gradients
-    same_tokens: bool  # generated greedily, in float64
+    cached: float  # the same for logits from a prefill and the single tokens after it
+    gradients: float  # the same for the gradients of all weights
+    same_tokens: bool  # whether greedy generation in float64 gives the same tokens
 
     @property
     def passed(self) -> bool:
@@ -254,7 +254,7 @@ def check(name: str) -> Outcome:
 
 @contextmanager
 def fallbacks(model: nn.Module) -> Iterator[None]:
-    """Have a model use transformers' PyTorch functions, whatever packages are installed."""
+    """Make a model use transformers' PyTorch functions, whatever packages are installed."""
     before = [
         (sys.modules[module], name, function)
         for module in {type(part).__module__ for part in model.modules()}
@@ -314,7 +314,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Check all families, print and save the outcomes -> 1 if one of them falls short."""
+    """Check all families, print and save the outcomes -> 1 if one of them fails."""
     parser = argparse.ArgumentParser(description="Families of transformers on lintra's CPU kernels.")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()

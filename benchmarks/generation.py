@@ -1,12 +1,12 @@
 """`python -m benchmarks generation`: the paper's MNIST model writing images on the CPU, token by token.
 
-A step takes tokens and states to the parameters of the next tokens: eager (`model.extend`), fused
-(`lintra.generation.native_decode`) with its weights in three precisions, and softmax with cached keys and
-values, whose time grows with the position in a straight line: the mean over the middles of parts of an image.
-Drawing from the parameters is timed by itself; images a second contain it. A step of one sequence is held
-against reading the weights at the rate of a copy, though memory may be read faster than it is copied; one of
-many against the rate of a matrix product. With --model, a run on images, also the loss on its test images
-with each precision of the weights.
+A step takes tokens and states to the parameters of the next tokens. It is eager (`model.extend`) or
+fused (`lintra.generation.native_decode`) with weights in three precisions. Softmax with cached keys
+and values, whose time grows linearly with the position, is timed in the middle of parts of an image and
+averaged. Drawing from the parameters is timed by itself; images a second include it. A step of one sequence
+is compared with reading the weights at the rate of a copy, although memory may be read faster than it is
+copied, and a step of many with the rate of a matrix product. With --model, a run on images, the loss on its
+test images is measured with each precision of the weights.
 """
 
 import math
@@ -46,24 +46,24 @@ EAGER, CACHED, DRAWING, ALONE = "eager", next_token.CACHED, "drawing", "float32,
 class Options(options.Options):
     """Options of this benchmark."""
 
-    model: str | None = None  # the folder of a run on images: what rounded weights cost there
+    model: str | None = None  # the folder of a run on images, to measure what rounded weights cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     model: str | None = None
     images: int = 64  # test images that are scored
     layers: int = 8
     width: int = 256
     tokens: int = 784  # of an image
-    parts: int = 2  # of an image, in the middle of which softmax is timed
-    many: int = 64  # sequences at once
-    batches: tuple[int, ...] = (16, 256)  # other numbers of them
+    parts: int = 2  # parts of an image, in the middle of which softmax is timed
+    many: int = 64  # sequences at a time
+    batches: tuple[int, ...] = (16, 256)  # other numbers of sequences
     copied: int = 2**26  # numbers, more than a cache holds
     rounds: int = 15
-    at_least: float = 0.05  # seconds of a turn
+    at_least: float = 0.05  # seconds per turn
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ QUICK = Sizes(
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
-    images = images_of(sizes.model, sizes.images) if sizes.model else None  # refused before timing
+    """Time everything -> the table's rows and the single timings."""
+    images = images_of(sizes.model, sizes.images) if sizes.model else None  # refused before anything is timed
     shape = Shape(layers=sizes.layers, width=sizes.width)
     torch.manual_seed(0)
     ours = image_model(linear.Config(), shape).build().eval()
@@ -99,7 +99,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def _steps(model: Decoder, batch: int) -> dict[str, Callable[[], object]]:
-    """The ways of a step with linear attention, and the drawing behind it."""
+    """The ways to take a step with linear attention, and the drawing after it."""
     alone = _fused(model, batch, "float32")
 
     def one_thread() -> None:
@@ -176,7 +176,7 @@ def _rows(seconds: dict[str, float], model: Decoder, sizes: Sizes) -> list[Row]:
 
 
 def _images(seconds: dict[str, float], batch: int, name: str, sizes: Sizes) -> float:
-    """Images a second, drawing included."""
+    """Images a second, including drawing."""
     return batch / sizes.tokens / (seconds[f"{batch}: {name}"] + seconds[f"{batch}: {DRAWING}"])
 
 
@@ -190,7 +190,7 @@ def images_of(folder: str, count: int) -> tuple[Decoder, Tensor]:
 
 
 def _losses(model: Decoder, tokens: Tensor) -> list[Row]:
-    """Bits per value of test images, by the steps that would write them."""
+    """Bits per value of test images, in the steps that would write them."""
     state = model.start(len(tokens))
     bits = {"eager": _bits(model.extend, model, state, tokens)}
     for name in PRECISIONS:
@@ -201,7 +201,7 @@ def _losses(model: Decoder, tokens: Tensor) -> list[Row]:
 
 
 def _bits(extend: Callable[..., tuple[Tensor, Any]], model: Decoder, state: Any, tokens: Tensor) -> float:
-    """Of all values that the model predicts, in float64."""
+    """The mean over all values that the model predicts, in float64."""
     given, total = read(model, tokens), 0.0
     for now, target in zip(given.unbind(1), predicted(tokens, given).unbind(1), strict=True):
         params, state = extend(now[:, None], state)

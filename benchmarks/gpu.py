@@ -1,8 +1,8 @@
 """`python -m benchmarks gpu`: the linear sum on a GPU against what its memory can do, and what surrounds it.
 
-Passes are captured in CUDA graphs, so that kernels are timed and not Python. Bytes are counted once each:
-forward q, k, v and y; forward + backward also dy, dq, dk and dv; of a decoded token the state, read and
-written, in float32 and with its kv in bfloat16. The bandwidth is that of a large copy in the same run.
+Passes are captured in CUDA graphs, so that kernels are timed and not Python. Bytes are counted once each: in
+the forward q, k, v and y; in forward + backward also dy, dq, dk and dv; for a decoded token the state, read
+and written, in float32 and with its kv in bfloat16. The bandwidth is that of a large copy in the same run.
 """
 
 import shutil
@@ -34,24 +34,24 @@ MEASURES = (
     "lintra/ops/linear_attention/triton_gradients.py",
     "lintra/generation/cuda_graph.py",
 )
-DEVICE = "cuda"  # what the results are named after
+DEVICE = "cuda"  # the results are named after it
 NARROW = ", bfloat16 state"
 Pass = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     batch: int = 4
     tokens: int = 16384
     heads: int = 8
     dim: int = 64
-    copied: int = 2**30  # bytes of the copy that stands for what the memory can do
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 16384)  # of batch x tokens tokens in all
-    steps: tuple[int, ...] = (1, 64, 512, 4096)  # sequences that a token is added to
+    copied: int = 2**30  # bytes of the copy that measures the bandwidth of the memory
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 16384)  # of sequences; batch x tokens in all
+    steps: tuple[int, ...] = (1, 64, 512, 4096)  # numbers of sequences to which one token is added
     model: training_step.Sizes = field(default_factory=training_step.Sizes)
-    decoded: tuple[int, ...] = (1, 16, 256, 1024)  # sequences that the model generates at once
+    decoded: tuple[int, ...] = (1, 16, 256, 1024)  # numbers of sequences that the model generates at a time
     rounds: int = 15
 
 
@@ -69,7 +69,7 @@ QUICK = Sizes(
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings. Raises OSError without a GPU."""
+    """Time everything -> the table's rows and the single timings. Raises OSError without a GPU."""
     check()
     x = torch.empty(sizes.copied, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(x)
@@ -90,7 +90,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, Pass], list[Row]]:
-    """Return those that find room in so many bytes of memory, and a row for each that does not."""
+    """Return those that fit into so many bytes of memory, and a row for each that does not."""
     found: dict[str, Pass] = {}
     left_out = []
     for name, maker in makers.items():
@@ -103,7 +103,7 @@ def made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, 
 
 
 def check(name: str = "gpu") -> None:
-    """Raise OSError where nothing can be measured by the benchmark of that name."""
+    """Raise OSError if the benchmark of that name cannot measure anything here."""
     if not torch.cuda.is_available():
         raise OSError(
             f"no GPU: python -m benchmarks {name} needs one that PyTorch can use (torch.cuda.is_available())"
@@ -111,7 +111,7 @@ def check(name: str = "gpu") -> None:
 
 
 def details(sizes: Sizes) -> dict[str, object]:
-    """Return what the report says beside the figures: the GPU, its software, and where a pass spends its
+    """Return what the report has besides the figures: the GPU, its software, and where a pass spends its
     time."""
     return {"gpu": describe(), "profile": profile(sizes).splitlines()}
 
@@ -143,7 +143,7 @@ def profile(sizes: Sizes) -> str:
 
 
 def _driver() -> dict[str, str]:
-    """The driver and the clocks of now, where nvidia-smi tells them."""
+    """The driver and the current clocks, if nvidia-smi gives them."""
     if shutil.which("nvidia-smi") is None:
         return {}
     fields = ("driver_version", "clocks.sm", "clocks.mem", "power.draw")
@@ -187,7 +187,7 @@ def _passes(
 
 
 def _peers(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
-    """flash-linear-attention with its own normalisation, if it can be imported."""
+    """flash-linear-attention, with its own normalisation, if it can be imported."""
     try:
         chunked = import_module("fla.ops.linear_attn").chunk_linear_attn
     except (ImportError, AttributeError):
@@ -201,7 +201,7 @@ def _peers(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
 
 
 def _lengths(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
-    """Against softmax, the same number of tokens cut into sequences of different lengths."""
+    """Compare with softmax: the same number of tokens, cut into sequences of different lengths."""
     made: dict[str, Callable[[], Pass]] = {}
     for tokens in sizes.lengths:
         made |= _passes(f"linear at {tokens}", linear_sum, sizes, tokens, forward=False)
@@ -245,7 +245,7 @@ def _model(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
 
 
 def _training(mechanism: Any, sizes: training_step.Sizes) -> Pass:
-    """One update, not captured: what a user runs."""
+    """One update, not captured, as users run it."""
     torch.manual_seed(0)
     network = training_step.model(mechanism, sizes).build().cuda()
     optimizer = torch.optim.Adam(network.parameters(), 1e-4, fused=True)
@@ -255,7 +255,7 @@ def _training(mechanism: Any, sizes: training_step.Sizes) -> Pass:
 def _decoding(
     sizes: training_step.Sizes, batch: int, *, captured: bool, dtype: torch.dtype | None = None
 ) -> Pass:
-    """The model's output for one more token of each sequence, step by step or recorded; kv in `dtype`."""
+    """The model's output for one more token of each sequence, step by step or captured; kv in `dtype`."""
     network = training_step.model(linear.Config(), sizes).build().cuda().eval()
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
     with torch.no_grad():
@@ -293,7 +293,7 @@ def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
     rows += [Row(f"both, {n} tokens: SDPA softmax / linear", ratio, "x") for n, ratio in ratios.items()]
     if ratios:
         behind = [n for n, ratio in ratios.items() if ratio < 1]
-        ahead = [n for n in ratios if n > max(behind, default=0)]  # and all that are longer, too
+        ahead = [n for n in ratios if n > max(behind, default=0)]  # and all longer ones are ahead, too
         first = min(ahead) if ahead else 2 * max(ratios)
         rows.append(Row("shortest that is ahead of softmax", first, "tokens", at_most=1024))
     for name, taken in seconds.items():
@@ -305,7 +305,7 @@ def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
 
 
 def _sequences(name: str) -> int:
-    """Return how many a step or decoding goes through: the first number of its name."""
+    """Return the number of sequences of a step or decoding: the first number in its name."""
     return int(next(word for word in name.replace(",", " ").split() if word.isdecimal()))
 
 

@@ -1,8 +1,9 @@
 """`python -m benchmarks gpu_recurrence`: the delta rule and decays of every feature on a GPU, beside FLA.
 
-Ours, flash-linear-attention's own Triton kernels (`pip install --no-deps fla-core einops`; without it, or
-where it fails, the reason is printed) and chunked PyTorch, of the same numbers in bfloat16, decays and beta
-in float32. Passes are captured in CUDA graphs: kernels are timed and not Python, in one interleaved run.
+Compared are lintra's kernels, flash-linear-attention's own Triton kernels and chunked PyTorch, on the same
+numbers in bfloat16, with decays and beta in float32. For flash-linear-attention, run
+`pip install --no-deps fla-core einops`; without it, or where it fails, the reason is printed. Passes are
+captured in CUDA graphs, so that kernels are timed and not Python, in one interleaved run.
 """
 
 from collections.abc import Callable
@@ -28,8 +29,8 @@ MEASURES = (
     "lintra/ops/linear_attention/triton_recurrence_kernels.py",
     "lintra/ops/linear_attention/triton_recurrence_gradients.py",
 )
-DEVICE = "cuda"  # what the results are named after
-PEERS = {  # of flash-linear-attention: module and function
+DEVICE = "cuda"  # the results are named after it
+PEERS = {  # in flash-linear-attention: module and function
     "gated": ("gla", "chunk_gla"),
     "delta": ("delta_rule", "chunk_delta_rule"),
     "gated delta": ("gated_delta_rule", "chunk_gated_delta_rule"),
@@ -40,12 +41,12 @@ PASSES = ("forward", "forward + backward")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     lengths: tuple[int, ...] = (2048, 16384)
     heads: int = 16
     dim: int = 128
-    steps: tuple[int, ...] = (1, 64)  # sequences that a token is added to
+    steps: tuple[int, ...] = (1, 64)  # numbers of sequences to which one token is added
     rounds: int = 15
 
 
@@ -53,7 +54,7 @@ QUICK = Sizes(lengths=(128,), heads=2, dim=32, steps=(2,), rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings. Raises OSError without a GPU."""
+    """Time everything -> the table's rows and the single timings. Raises OSError without a GPU."""
     gpu.check("gpu_recurrence")
     makers: dict[str, Callable[[], gpu.Pass]] = {}
     for rule in RULES:
@@ -74,7 +75,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def fla(rule: str) -> tuple[Callable[..., Tensor] | None, str | None]:
-    """Return FLA's kernels for a rule as a function of what `draw` returns, or None and why not."""
+    """Return FLA's kernels for a rule, as a function of what `draw` returns, or None and the reason."""
     module, name = PEERS[rule]
     try:
         function: Any = getattr(import_module(f"fla.ops.{module}"), name)
@@ -92,8 +93,8 @@ def fla(rule: str) -> tuple[Callable[..., Tensor] | None, str | None]:
 
 @cache
 def _fails(rule: str, sizes: Sizes) -> str | None:
-    """Return why FLA's kernels cannot be measured here although they are installed: with other versions of
-    Triton or on other GPUs than theirs they may not compile."""
+    """Return why FLA's kernels, though installed, cannot be measured here. They may not compile with other
+    versions of Triton, or on other GPUs, than they are made for."""
     peer, _ = fla(rule)
     assert peer is not None
     try:
@@ -106,7 +107,7 @@ def _fails(rule: str, sizes: Sizes) -> str | None:
 
 
 def details(sizes: Sizes) -> dict[str, object]:
-    """Return the GPU and its software, and how far FLA's y is from ours, for the report."""
+    """Return the GPU and its software, and how far FLA's y is from lintra's, for the report."""
     apart = {}
     for rule in RULES:
         peer, why_not = fla(rule)
@@ -143,7 +144,7 @@ def _step(rule: str, batch: int, sizes: Sizes) -> gpu.Pass:
 
 
 def rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
-    """Return the table: milliseconds of ours, and how many times as long the others take."""
+    """Return the table: milliseconds of lintra, and how many times as long the others take."""
     found = []
     for rule in RULES:
         for ours in (f"{rule} at {tokens}, {passed}" for tokens in sizes.lengths for passed in PASSES):

@@ -1,8 +1,8 @@
 """`python -m benchmarks journeys`: how long it takes to get from a user's own data to a result.
 
 Each journey is a list of commands, run one after the other in an empty folder that holds nothing but the
-user's files, made from what comes with the repository. A command that fails ends the benchmark with what it
-said. One run, not several: minutes, not milliseconds, are of interest.
+user's files, which are made from what comes with the repository. If a command fails, the benchmark ends with
+its output. Journeys run once, because minutes, not milliseconds, are of interest.
 """
 
 import csv
@@ -68,21 +68,21 @@ JOURNEYS = {
         "lintra export --to runtime --model mnist-small --out digits.lrt",
     ),
 }
-SAID = {"0": "zero", "3": "three", "7": "seven"}  # in a recording, by the first letter of its name
+SAID = {"0": "zero", "3": "three", "7": "seven"}  # what a recording says, by the first letter of its name
 ADJECTIVES = {"good": ("fine", "lovely", "quick"), "bad": ("dull", "broken", "slow")}
 THINGS = ("book", "lamp", "chair", "film", "soup")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How long is trained in a journey, in steps; None: as long as the command does by itself."""
+    """How many steps a journey trains; None: as many as the command does by default."""
 
     steps: int | None = None
     journeys: tuple[str, ...] = tuple(JOURNEYS)
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: journeys."""
+        """Return the number of steps of `progress`: journeys."""
         return len(self.journeys)
 
 
@@ -102,7 +102,7 @@ def commands(name: str, sizes: Sizes) -> list[str]:
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Run every journey once -> the seconds of its commands and their sum, and no timing of several runs."""
+    """Run every journey once -> the seconds of its commands and their sum; there are no repeated timings."""
     rows = []
     for done, name in enumerate(sizes.journeys, 1):
         with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +117,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def table(report: dict[str, Any]) -> str:
-    """Return a report as a table of Markdown: a journey a row, with its commands and minutes."""
+    """Return a report as a table in Markdown: a row for each journey, with its commands and minutes."""
     lines, typed = ["| journey | commands | minutes |", "| --- | --- | --- |"], []
     for row in report["rows"]:
         name, _, command = row["what"].partition(": ")
@@ -130,7 +130,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def _timed(command: str, folder: Path) -> float:
-    """Run a command in a folder -> its seconds. Raises RuntimeError, with what it said, where it fails."""
+    """Run a command in a folder -> its seconds. Raises RuntimeError with its output if it fails."""
     program, *words = shlex.split(command)
     start = {"lintra": [sys.executable, "-m", "lintra.cli"], "python": [sys.executable]}[program]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
@@ -142,7 +142,7 @@ def _timed(command: str, folder: Path) -> float:
 
 
 def _prepare(name: str, folder: Path) -> None:
-    """Put the files of a journey's user into a folder."""
+    """Put the files that a journey's user has into a folder."""
     makers = {"images": _images, "tables": _reviews, "texts": _texts, "series": _sales, "speech": _speech}
     if name in makers:
         makers[name](folder)

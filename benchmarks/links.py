@@ -1,4 +1,4 @@
-"""Messages and collectives of processes that speak through gloo, timed: the links of the cost model."""
+"""Timed messages and collectives of processes that communicate through gloo: the links of the cost model."""
 
 import statistics
 import time
@@ -28,7 +28,7 @@ def measured(ranks: Ranks, count: int, sent: tuple[int, int], repeats: int) -> L
     return Links(**found)
 
 
-# Their names from PyTorch 2.13 on, and before.
+# Their names from PyTorch 2.13 on, and before that.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

@@ -1,4 +1,4 @@
-"""Networks and batches that several processes train on together, by one strategy or another."""
+"""Networks and batches that several processes train together, by one strategy or another."""
 
 import warnings
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class Training:
         if self.strategy == "context":
             before, text = (distributed.shard(x, self.mesh) for x in (before, text))
         self.optimizer.zero_grad(set_to_none=self.strategy != "DDP")
-        with warnings.catch_warnings():  # nothing here changes what a sharded network gives
+        with warnings.catch_warnings():  # no warning here affects what a sharded network computes
             warnings.filterwarnings("ignore", ".*returned a view tensor")
             params = self.called(before)
         (functional.cross_entropy(params.flatten(0, 1), text.flatten(), reduction="sum") / total).backward()

@@ -1,8 +1,9 @@
 """`python -m benchmarks model`: the paper's image model against the length, linear and softmax.
 
-8 layers of width 256 with 8 heads, as for the images of Katharopoulos et al. 2020, arXiv:2006.16236: a step
-of training, with the same number of tokens at all lengths while that leaves a sequence, and the next token at
-a position, one sequence at a time. Softmax through PyTorch's own kernels, its keys and values cached.
+The model has 8 layers of width 256 with 8 heads, as for the images of Katharopoulos et al. 2020,
+arXiv:2006.16236. Timed are a step of training, with the same number of tokens at all lengths while that
+leaves a sequence, and the next token at a position, one sequence at a time. Softmax uses PyTorch's own
+kernels, with its keys and values cached.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ MECHANISMS = {"linear": linear.Config(), "softmax": softmax.Config()}
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     tokens: int = 4096  # of a step of training
@@ -45,7 +46,7 @@ QUICK = Sizes(lengths=(16, 32), tokens=32, step=training_step.QUICK, next=next_t
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     steps: dict[str, Callable[[], object]] = {}
     for length in sizes.lengths:
         shape = replace(sizes.step, batch=max(1, sizes.tokens // length), tokens=length)
@@ -67,7 +68,7 @@ def _step(name: str, length: int) -> str:
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """The time of a token in training against the length, and of the next token against its position."""
+    """Draw the time of a token in training against the length, and of the next token against its position."""
     training, written = (path.with_stem(f"{path.stem}-{what}") for what in ("training", "decoding"))
     rates = {row.what: row.figure for row in rows}
     pictures.logarithmic(

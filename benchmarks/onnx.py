@@ -1,9 +1,9 @@
 """`python -m benchmarks onnx`: prompts read by onnxruntime, with every way to write a recurrence.
 
-The graph of opset 20, of products of matrices, is the measure: its parallel form or, where a mechanism has
-none there, its step token by token. Beside it stand the parallel forms with com.microsoft's operators and
-with those of opset 27, which onnxruntime runs as a loop over tokens, and what bounds them all: the products
-with the model's weights and nothing else. Two layers of each, as initialised.
+The reference is the graph of opset 20, made of matrix products: its parallel form or, if a mechanism has none
+there, its step token by token. It is compared with the parallel forms with com.microsoft's operators and with
+those of opset 27, which onnxruntime runs as a loop over tokens, and with what bounds them all: the products
+with the model's weights and nothing else. Each model has two layers, as initialised.
 """
 
 import json
@@ -38,12 +38,12 @@ TARGETS: dict[str, dict[str, Any]] = {
     STANDARD: {"opset": 27},
 }
 ALONE = "weights alone"
-FASTER = 3  # that a prompt should be read than by the graph of opset 20, whatever the bound allows
+FASTER = 3  # times as fast a prompt should be read as by the graph of opset 20, whatever the bound allows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     mechanisms: tuple[str, ...] = tuple(MECHANISMS)
     layers: int = 2
@@ -51,16 +51,16 @@ class Sizes:
     heads: int = 4
     lengths: tuple[int, ...] = (512, 2048)
     rounds: int = 5
-    at_least: float = 0.05  # seconds of a turn
+    at_least: float = 0.05  # seconds per turn
 
 
 QUICK = Sizes(mechanisms=("delta",), layers=1, width=16, heads=2, lengths=(8, 16), rounds=2, at_least=0)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     contestants: dict[str, Callable[[], object]] = {}
-    # onnxruntime 1.31 refuses opset 27, as not released when it was built, unless it is told not to.
+    # onnxruntime 1.31 refuses opset 27, which was not released when it was built, unless told not to.
     with mock.patch.dict(os.environ, ALLOW_RELEASED_ONNX_OPSET_ONLY="0"):
         for name in sizes.mechanisms:
             model = _model(name, sizes)
@@ -75,7 +75,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def session(content: bytes) -> Any:
-    """Return a graph in onnxruntime on one thread."""
+    """Return a session of onnxruntime for a graph, on one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -84,7 +84,7 @@ def session(content: bytes) -> Any:
 
 
 def start(runner: Any) -> dict[str, np.ndarray]:
-    """Return the state of one sequence before any token, by what the file says of itself."""
+    """Return the state of one sequence before any token, from the graph's own inputs."""
     fills = json.loads(runner.get_modelmeta().custom_metadata_map["start"])
     kinds, state = {"tensor(int64)": np.int64, "tensor(float)": np.float32}, {}
     for x in runner.get_inputs()[1:]:
@@ -94,7 +94,7 @@ def start(runner: Any) -> dict[str, np.ndarray]:
 
 
 def products(content: bytes) -> list[tuple[int, int]]:
-    """Return the shape [in out] of each matrix of weights in a graph that activations are multiplied with."""
+    """Return the shape [in out] of each weight matrix in a graph that activations are multiplied with."""
     from onnx import helper, load_from_string
 
     graph = load_from_string(content).graph
@@ -109,7 +109,7 @@ def products(content: bytes) -> list[tuple[int, int]]:
 
 def weights_alone(shapes: Sequence[tuple[int, int]]) -> bytes:
     """Return a graph that multiplies activations x0, x1, ... [1 time in], one for each width, with weights of
-    these shapes, and gives the first token of each product: all else is computed, and its memory reused."""
+    these shapes. It gives the first token of each product; all are computed, and their memory is reused."""
     from onnx import helper, numpy_helper
 
     generator, widths = np.random.default_rng(0), sorted({width for width, _ in shapes})

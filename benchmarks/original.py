@@ -1,8 +1,8 @@
-"""`python -m benchmarks original --checkout FOLDER`: the drop-in beside the fast-transformers it stands for.
+"""`python -m benchmarks original --checkout FOLDER`: the drop-in beside the original.
 
-FOLDER is a checkout of idiap/fast-transformers with its C++ extensions built in place. Timed are a token of
-recurrent encoders, a token of a recurrent decoder, and forward passes of encoders, with the same weights on
-both sides, which must give the same outputs. One thread, as one token has little to share.
+FOLDER is a checkout of idiap/fast-transformers with its C++ extensions built in place. A token of recurrent
+encoders, a token of a recurrent decoder and forward passes of encoders are timed. Both sides have the same
+weights and must give the same outputs. They use one thread, because one token has little to share.
 """
 
 import importlib
@@ -43,14 +43,14 @@ class Options(options.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     checkout: str | None = None
     layers: int = 4
     heads: int = 8
     dim: int = 32
     batch: int = 4
-    steps: int = 32  # of a turn, from an empty state
+    steps: int = 32  # of a turn, starting from an empty state
     tokens: int = 512  # of a forward pass
     rounds: int = 15
 
@@ -59,7 +59,7 @@ QUICK = Sizes(layers=1, heads=2, dim=8, batch=2, steps=2, tokens=128, rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> a row of the ratio theirs / ours for each kind of work, and the timings."""
+    """Time everything -> a row with the ratio theirs / ours for each kind of work, and the timings."""
     with importing_from(sizes.checkout), one_thread(), torch.no_grad():
         work = {
             f"{name}, {whose}": call
@@ -74,7 +74,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 @contextmanager
 def importing_from(checkout: str | None) -> Iterator[None]:
-    """Have `fast_transformers` found in a checkout."""
+    """Make `fast_transformers` importable from a checkout."""
     sys.path.insert(0, str(Path(checkout or ".").absolute()))
     try:
         yield
@@ -114,19 +114,19 @@ def both(
     Raises RuntimeError where the two give other outputs, unless `alike` is False."""
     ours, theirs = (build(partial(module, package), sizes, attention) for package in (OURS, THEIRS))
     close = torch.isclose(ours(), theirs(), rtol=1e-3, atol=1e-4)
-    # Of two keys with almost the same score, rounding decides which of them is among the best.
+    # If two keys have almost the same score, rounding decides which of them is among the best.
     if alike and close.double().mean() < 0.99:
         raise RuntimeError(f"{name}: lintra and the original differ")
     return ours, theirs
 
 
 def module(package: str, name: str) -> ModuleType:
-    """Import a submodule of lintra's stand-in or of the original."""
+    """Import a submodule of lintra's drop-in or of the original."""
     return importlib.import_module(f"{package}.{name}")
 
 
 def settings(sizes: Sizes) -> dict[str, Any]:
-    """Return the arguments that all builders share."""
+    """Return the arguments that all builders have in common."""
     return {
         "n_layers": sizes.layers,
         "n_heads": sizes.heads,

@@ -1,10 +1,10 @@
 """`python -m benchmarks overhead`: the Python around a kernel, and how the library hangs together.
 
-Counted are the frames between `model(tokens)` and the call of the native library, lintra's own calls a layer
-(the difference of a forward of 8 layers and one of 4), imports of private modules and names from outside the
-package that owns them, and lines. Timed is one token of the paper's model, one sequence, not fused. With
---against, a checkout of an older lintra that has its own .venv, all of it is measured there too; the steps of
-both run in turns.
+Counted are the frames between `model(tokens)` and the call of the native library, lintra's own calls per
+layer (the difference between a forward of 8 layers and one of 4), imports of private modules and names from
+outside the package that owns them, and lines of code. Timed is one token of the paper's model, for one
+sequence, not fused. With --against, a checkout of an older lintra that has its own .venv, all of this is
+measured there too, and the steps of both run in turns.
 """
 
 import ast
@@ -23,7 +23,7 @@ MEASURES = ("lintra",)
 PROBE = Path(__file__).with_name("probe.py")
 FOLDERS = ("lintra", "tests", "experiments", "benchmarks", "docs")
 STEP = "eager decode step"
-TARGETS = {  # at most
+TARGETS = {  # targets: at most this
     "frames": 20,
     "frames of ours": 8,
     "calls a layer, no gradients": 60,
@@ -34,12 +34,12 @@ TARGETS = {  # at most
     "private imports across packages, docs": 0,
     "library Python": 22_500,
 }
-RATIO = 4.8 / 5.7  # of a step to that of 0.1, at most
+RATIO = 4.8 / 5.7  # target: the time of a step over that of 0.1, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     against: str | None = None
     layers: int = 8
@@ -84,8 +84,8 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 def private_imports(root: Path, part: str) -> list[str]:
     """Return the private imports across packages in a folder of a checkout, each as "FILE: NAME".
 
-    Such a one names a module, a class or a function of lintra with a leading underscore, in a file that is
-    not in the package which the name belongs to. Imports inside of programs in strings are not seen."""
+    These name a module, class or function of lintra with a leading underscore, in a file outside the package
+    that the name belongs to. Imports inside programs in strings are not seen."""
     found = []
     for file in sorted((root / part).rglob("*.py")):
         path = file.relative_to(root)
@@ -98,7 +98,7 @@ def private_imports(root: Path, part: str) -> list[str]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """The dotted names that a file imports; of one private module several names are one import."""
+    """The dotted names that a file imports; several names from one private module count as one import."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -110,12 +110,12 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _inside(path: Path, owner: list[str]) -> bool:
-    """Return whether a file is of the package, or is the module, that owns a name."""
+    """Return whether a file is in the package, or is the module, that owns a name."""
     return path.parts[: len(owner)] == tuple(owner) or path.with_suffix("").parts == tuple(owner)
 
 
 def lines(root: Path, *without: str) -> int:
-    """Return how many lines lintra's Python has in a checkout, leaving out the named folders."""
+    """Return the number of lines of lintra's Python in a checkout, without the named folders."""
     package = root / "lintra"
     files = (file for file in package.rglob("*.py") if file.relative_to(package).parts[0] not in without)
     return sum(len(file.read_text().splitlines()) for file in files)

@@ -1,6 +1,6 @@
-"""Other libraries' attention, as far as it is installed here, for the same queries, keys and values.
+"""Attention of other libraries, as far as they are installed here, for the same queries, keys and values.
 
-LSH takes 4 rounds. nystrom-attention and linformer offer only a layer with its projections, which is then
+LSH takes 4 rounds. nystrom-attention and linformer offer only a layer with its projections, so that layer is
 what is measured.
 """
 
@@ -28,27 +28,27 @@ def missing() -> list[str]:
 
 
 def call(point: Point, inputs: Inputs) -> Call:
-    """Forward + backward of a peer, or of a contestant of lintra's own."""
+    """Forward + backward of a peer, or of a mechanism of lintra."""
     return PEERS[point.who](inputs) if point.who in PEERS else points.call(point, inputs)
 
 
 def tell(point: Point, most: int) -> None:
-    """Print the `Cost` of a peer, or of a contestant of lintra's own, as `points.tell` does."""
+    """Print the `Cost` of a peer, or of a mechanism of lintra, as `points.tell` does."""
     points.tell(point, most, call)
 
 
 def _imports(make: Callable[[Inputs], Call]) -> bool:
-    """Return whether it can be built, for a few tokens."""
+    """Return whether its call can be built, for a few tokens."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             make(draw(1, 128, 2, 8))
-    except Exception:  # of whatever kind: it is another's program
+    except Exception:  # of any kind: it is the code of another library
         return False
     return True
 
 
 def _fast_transformers(inputs: Inputs) -> Call:
-    """Without the mask object its layer asks for, which holds a number for each pair of tokens."""
+    """Without the mask object that its layer asks for, which holds a number for each pair of tokens."""
     from fast_transformers.attention.causal_linear_attention import causal_linear  # pyright: ignore (may not be here)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ PEERS: dict[str, Callable[[Inputs], Call]] = {
 _PACKAGES = {
     "fast-transformers": "pytorch-fast-transformers",
     "linformer-pytorch": "linformer",
-}  # where the name on the index is another
+}  # where the package has another name on the index
 
 
 def versions() -> dict[str, str]:
-    """Of the peers that are here."""
+    """The versions of the peers that are installed."""
     here = PEERS.keys() - set(missing())
     return {name: version(_PACKAGES.get(name, name)) for name in PEERS if name in here}
 

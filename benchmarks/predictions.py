@@ -1,8 +1,9 @@
 """`python -m benchmarks predictions`: how training would scale on 8 to 4,096 GPUs, by the cost model.
 
 Nothing is measured: every figure is a prediction of `lintra.bench.step_time` for nodes of 8 H100
-(`lintra.bench.machines.h100`). A step has a fixed number of tokens, so that more GPUs have less each to do;
-its efficiency is the part of it that the network's operations take. Blocks are recomputed in the backward.
+(`lintra.bench.machines.h100`). A step has a fixed number of tokens, so that with more GPUs each has less
+to do.  The efficiency of a step is the share of it that the network's operations take. Blocks are recomputed
+in the backward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,8 +44,8 @@ CONSTANTS = (
     *("H100_PEAK", "H100_REACHED", "H100_MEMORY", "H100_MEMORY_BANDWIDTH", "H100_NVLINK", "INFINIBAND"),
     *("LINK_REACHED", "FREE_MEMORY", "NCCL_CALL", "NCCL_NVLINK", "NCCL_NETWORK", "KERNELS", "LAUNCH"),
 )
-ENOUGH = 50  # percent: below, a strategy has stopped to scale
-SHOWN = ("1 B", "linear", 2**16)  # of the picture
+ENOUGH = 50  # percent of efficiency, below which a strategy no longer scales
+SHOWN = ("1 B", "linear", 2**16)  # in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +55,13 @@ class Sizes:
     models: tuple[str, ...] = tuple(MODELS)
     mechanisms: tuple[str, ...] = tuple(MECHANISMS)
     lengths: tuple[int, ...] = (2**12, 2**16, 2**20, 2**22)
-    tokens: int = 2**22  # of a step
+    tokens: int = 2**22  # per step
     gpus: tuple[int, ...] = tuple(2**i for i in range(3, 13))
-    ranked: tuple[int, ...] = (8, 64, 512, 4096)  # of these, the best strategy is named
+    ranked: tuple[int, ...] = (8, 64, 512, 4096)  # numbers of GPUs for which the best strategy is named
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: models with each mechanism."""
+        """Return the number of steps of `progress`: models with each mechanism."""
         return len(self.models) * len(self.mechanisms)
 
 
@@ -68,7 +69,7 @@ QUICK = Sizes(models=("1 B",), mechanisms=("linear",), lengths=(2**20,), gpus=(8
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Predicts everything -> the table's rows, and no timings."""
+    """Predict everything -> the table's rows, and no timings."""
     rows: list[Row] = []
     for done, (model, mechanism) in enumerate(product(sizes.models, sizes.mechanisms), start=1):
         work = Work(config(model, mechanism))
@@ -90,7 +91,7 @@ def config(model: str, mechanism: str) -> decoder.Config:
 
 
 def case(model: str, mechanism: str, length: int) -> str:
-    """Return the name of a case in the rows."""
+    """Return the name that a case has in the rows."""
     return f"{model}, {mechanism}, {length:,} tokens"
 
 
@@ -98,7 +99,7 @@ Steps = dict[str, dict[int, Step]]  # strategy -> GPUs -> the fastest of its pla
 
 
 def steps(work: Work, machine: Machine, sizes: Sizes, length: int) -> Steps:
-    """Return the fastest step of every strategy on every number of GPUs, where one fits."""
+    """Return the fastest step of every strategy for each number of GPUs on which one fits."""
     found: Steps = {}
     sequences = max(1, sizes.tokens // length)
     for strategy in strategies(work.mechanism):
@@ -108,8 +109,8 @@ def steps(work: Work, machine: Machine, sizes: Sizes, length: int) -> Steps:
 
 
 def _rows(name: str, found: Steps, sizes: Sizes) -> Iterator[Row]:
-    """Rows of a case: how far each strategy scales, from how many GPUs on it fits, and how good the best
-    are."""
+    """Rows of a case: how far each strategy scales, from how many GPUs on it fits, and the efficiency of the
+    best strategies."""
     for strategy, line in found.items():
         if line:
             enough = [gpus for gpus, step in line.items() if 100 * step.efficiency >= ENOUGH]
@@ -124,7 +125,7 @@ def _rows(name: str, found: Steps, sizes: Sizes) -> Iterator[Row]:
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Tokens a second against GPUs for one case, a line for each strategy, and one for no cost of sharing."""
+    """Draw tokens a second against GPUs for one case: a line per strategy, and one for sharing at no cost."""
     model, mechanism, length = SHOWN
     work = Work(config(model, mechanism))
     found = steps(work, h100(), sizes, length)
@@ -148,8 +149,8 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
 def tables(report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the tables of docs/scale.md for a saved report, a row for each case.
 
-    Of each strategy, the GPUs from the fewest on which a step fits to the most on which it is efficient; then
-    the best on some numbers of GPUs, its efficiency and its seconds a step."""
+    For each strategy, a row has the fewest GPUs on which a step fits and the most on which it is efficient;
+    then the best strategy for some numbers of GPUs, with its efficiency and its seconds per step."""
     rows, sizes = by_name(report), report["sizes"]
     columns = ("DDP", "FSDP2", "relay", "scan, ring", "FSDP2 x relay", "FSDP2 x scan, ring")
     reaches, fastest = [], []
@@ -170,7 +171,7 @@ def _lines(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def _fastest(rows: Mapping[str, float], name: str) -> str:
-    """Return the best strategy on so many GPUs; nothing where no step fits."""
+    """Return the best strategy on so many GPUs; empty if no step fits."""
     start = f"{name}, best "
     for what, efficiency in rows.items():
         if what.startswith(start):
@@ -181,7 +182,7 @@ def _fastest(rows: Mapping[str, float], name: str) -> str:
 
 
 def _reach(rows: Mapping[str, float], name: str) -> str:
-    """Return on how many GPUs a strategy is efficient; nothing where no step of it fits."""
+    """Return the numbers of GPUs on which a strategy is efficient; empty if no step of it fits."""
     first, last = (rows.get(f"{name}: {what}") for what in ("fits from", "scales to"))
     if first is None or last is None:
         return ""

@@ -1,7 +1,7 @@
 """The program that benchmarks/overhead.py runs in a checkout, this one or an older one of lintra.
 
-It imports nothing of lintra but what 0.1 has too. It answers `counts` with the calls and frames of a forward,
-and `step N` with None after N tokens were decoded, one by one.
+It imports only what lintra 0.1 has too. It answers `counts` with the calls and frames of a forward, and
+`step N` with None after it has decoded N tokens, one by one.
 """
 
 import sys
@@ -16,13 +16,13 @@ import lintra
 from lintra.models import decoder
 
 OURS = str(Path(lintra.__file__).parent)
-# What calls the library: until 0.2 beside its loader.
+# The functions that call the library: until 0.2 in the module of its loader.
 KERNEL = {(str(Path(OURS) / "native" / file), "forward") for file in ("linear_attention.py", "__init__.py")}
 TOKENS = 64
 
 
 def model(layers: int, width: int) -> Any:
-    """Return the paper's model, which has 8 heads and linear attention, of random weights."""
+    """Return the paper's model, with 8 heads and linear attention, with random weights."""
     return decoder.Config(vocabulary=256, layers=layers, heads=8, width=width).build().eval()
 
 
@@ -44,7 +44,7 @@ def frames(width: int) -> tuple[int, int]:
 
 
 def calls(layers: int, width: int, *, grad: bool) -> int:
-    """Return how many Python functions of lintra a forward calls."""
+    """Return how many calls of lintra's Python functions a forward makes."""
     count = 0
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
@@ -57,7 +57,7 @@ def calls(layers: int, width: int, *, grad: bool) -> int:
 
 
 def _forward(network: Any, watch: Callable[[FrameType, str, object], None]) -> None:
-    """One forward that is watched, after one that is not."""
+    """Run a forward that is watched, after one that is not."""
     tokens = torch.zeros(2, TOKENS, dtype=torch.int64)
     network(tokens)
     sys.setprofile(watch)

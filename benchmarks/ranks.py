@@ -1,4 +1,4 @@
-"""Processes that speak to each other through gloo, a thread each; the one that starts them is rank 0."""
+"""Processes that communicate through gloo, one thread each; the process that starts them is rank 0."""
 
 import multiprocessing
 import tempfile
@@ -13,19 +13,19 @@ import torch.distributed as dist
 
 from lintra.allocator import keep_freed_memory
 
-SECONDS = 120  # without a word from the others
+SECONDS = 120  # how long to wait for another rank
 
 
-_groups: dict[int, Any] = {}  # of the first ranks, by how many they are
+_groups: dict[int, Any] = {}  # of the first ranks, by their number
 
 
 def group(count: int) -> Any:
-    """Return the group of the first `count` ranks, at least 2, of which this one is."""
+    """Return the group of the first `count` ranks, at least 2, which include this one."""
     return _groups[count]
 
 
 class Ranks:
-    """Ranks 0 to `count` - 1 of torch.distributed's default group, of which rank 0 is this process."""
+    """Ranks 0 to `count` - 1 of torch.distributed's default group; rank 0 is this process."""
 
     def __init__(self, count: int, store: str):
         context = multiprocessing.get_context("spawn")
@@ -40,9 +40,9 @@ class Ranks:
         _join(store, 0, count)
 
     def call(self, count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Call a function on the first `count` ranks at once -> what it gives on each.
+        """Call a function on the first `count` ranks at once -> what it returns on each.
 
-        Raises RuntimeError where it raises on one of the others, or none of them answers for SECONDS."""
+        Raises RuntimeError if it raises on another rank, or if a rank does not answer for SECONDS."""
         for pipe in self._pipes[: count - 1]:
             pipe.send((function, arguments))
         found = [function(*arguments)]
@@ -82,12 +82,12 @@ def started(count: int) -> Iterator[Ranks]:
 def _join(store: str, rank: int, count: int) -> None:
     limit, place = timedelta(seconds=SECONDS), f"file://{store}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=limit)
-    for size in range(2, count + 1):  # by all of them and in one order: a group's name is counted
+    for size in range(2, count + 1):  # by all and in one order: names of groups are counted
         _groups[size] = dist.new_group(list(range(size)))
 
 
 def _follow(store: str, rank: int, count: int, pipe: Any) -> None:
-    """Another process: calls what it is told."""
+    """The main function of another process, which calls what it is told to."""
     keep_freed_memory()
     torch.set_num_threads(1)
     _join(store, rank, count)

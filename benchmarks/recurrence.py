@@ -1,8 +1,9 @@
 """`python -m benchmarks recurrence`: the delta rule, decays of every feature, selective scans, beside others.
 
-All in one interleaved run: PyTorch's fused softmax; where they are installed, what transformers computes
-without a GPU (`pip install transformers`) and onnxruntime's com.microsoft.LinearAttention
-(`pip install 'lintra[onnx]'`); and a copy of the state, which bounds the decoding of one token.
+All are in one interleaved run: PyTorch's fused softmax; what transformers computes without a GPU
+(`pip install transformers`) and onnxruntime's com.microsoft.LinearAttention
+(`pip install 'lintra[onnx]'`), if they are installed; and a copy of the state, which bounds the decoding of
+one token.
 """
 
 import inspect
@@ -35,7 +36,7 @@ MEASURES = (
 )
 Call = Callable[[], object]
 Work = dict[str, Call]
-RULES: dict[str, tuple[bool, str | None]] = {  # whether there is a beta, and the decay
+RULES: dict[str, tuple[bool, str | None]] = {  # whether there is a beta, and the kind of decay
     "gated": (False, "feature"),
     "delta": (True, None),
     "gated delta": (True, "head"),
@@ -45,22 +46,22 @@ RULES: dict[str, tuple[bool, str | None]] = {  # whether there is a beta, and th
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8
     dim: int = 64
     lengths: tuple[int, ...] = (2048, 8192, 32768, 65536)
-    longest: int = 65536  # of which the memory is measured
-    wide_tokens: int = 2048  # of heads as wide as those of today's models
+    longest: int = 65536  # for which memory is measured
+    wide_tokens: int = 2048  # for heads as wide as those of current models
     wide_heads: int = 16
     wide_dim: int = 128
     batch: int = 32  # sequences that are decoded together
-    scan_tokens: int = 1024  # of a selective scan as wide as mamba-130m
+    scan_tokens: int = 1024  # for a selective scan as wide as mamba-130m
     channels: int = 1536
     states: int = 16
     rounds: int = 11
-    at_least: float = 0.1  # seconds of a turn
+    at_least: float = 0.1  # seconds per turn
 
 
 QUICK = Sizes(
@@ -82,7 +83,7 @@ QUICK = Sizes(
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     narrow = (sizes.tokens, sizes.heads, sizes.dim)
     wide = (sizes.wide_tokens, sizes.wide_heads, sizes.wide_dim)
     contestants: Work = {"matmul": training_step.matmul()}
@@ -116,8 +117,8 @@ def draw(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """Return q, unit keys, v and, as the rule has them, log_decay and beta in float32, which ask for
-    gradients."""
+    """Return q, unit keys, v and, as the rule needs them, log_decay and beta in float32, with gradients
+    enabled."""
     delta, decay = RULES[rule]
     q, k, v = calls.draw(batch, tokens, heads, dim, device, dtype)
     k = F.normalize(k.detach(), dim=-1).requires_grad_()
@@ -156,12 +157,12 @@ def _both(name: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
 
 
 def fallback(family: str, name: str) -> Callable[..., Any]:
-    """Return a function of a family of transformers as it computes where no package has a kernel for it."""
+    """Return the function that a family of transformers uses where no package has a kernel for it."""
     return inspect.unwrap(getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name))
 
 
 def _others(rule: str, shape: tuple[int, int, int]) -> dict[str, Callable[..., Tensor]]:
-    """Return what transformers computes without a GPU; nothing where it is not installed."""
+    """Return what transformers computes without a GPU; empty if it is not installed."""
     if find_spec("transformers") is None:
         return {}
     names = {
@@ -173,7 +174,7 @@ def _others(rule: str, shape: tuple[int, int, int]) -> dict[str, Callable[..., T
 
 
 def _onnx(inputs: tuple[Tensor, ...]) -> Work:
-    """The gated delta rule as one node of onnxruntime's own operator."""
+    """The gated delta rule as one node of the operator that onnxruntime has for it."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         return {}
     import onnxruntime
@@ -203,7 +204,7 @@ def _onnx(inputs: tuple[Tensor, ...]) -> Work:
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # beside other contestants
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others run meanwhile
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     rows = (x.detach().reshape(shapes[name]).numpy() for name, x in zip(shapes, inputs, strict=True))
     feed = dict(zip(shapes, rows, strict=True)) | {"state": np.zeros(state, np.float32)}
@@ -235,7 +236,7 @@ def _decoding(sizes: Sizes) -> Work:
 
 
 def draw_scan(tokens: int, channels: int, states: int, batch: int = 1) -> tuple[Tensor, ...]:
-    """Return u, dt, A, B, C, D, z and dt_bias as an untrained Mamba has them, which ask for gradients."""
+    """Return u, dt, A, B, C, D, z and dt_bias as in an untrained Mamba, with gradients enabled."""
     u, dt, z = (torch.randn(batch, tokens, channels) for _ in range(3))
     B, C = (torch.randn(batch, tokens, states) for _ in range(2))
     A = -torch.arange(1.0, states + 1).repeat(channels, 1)
@@ -250,7 +251,7 @@ def scanned(*inputs: Tensor) -> Tensor:
 
 
 def _scans(sizes: Sizes) -> Work:
-    """Forward, backward and one token in place; of transformers all but its backward, which takes minutes."""
+    """Forward, backward and one token in place; without the backward of transformers, which takes minutes."""
     inputs = draw_scan(sizes.scan_tokens, sizes.channels, sizes.states)
     work = _both("scan", scanned, inputs)
     u, dt, A, B, C, D, z, bias = (x.detach() for x in draw_scan(1, sizes.channels, sizes.states, sizes.batch))
@@ -281,7 +282,7 @@ def _scans(sizes: Sizes) -> Work:
 
 
 def _convolutions(sizes: Sizes) -> Work:
-    """The short convolution with SiLU, and by PyTorch's own operators, of rows as a network has them."""
+    """The short convolution with SiLU, and the same by PyTorch's operators, on rows as a network has them."""
     x = torch.randn(1, sizes.tokens, sizes.channels, requires_grad=True)
     weight = torch.randn(sizes.channels, 4, requires_grad=True)
     inputs = (x, weight, torch.zeros(sizes.channels, requires_grad=True))
@@ -366,12 +367,12 @@ print(peak() - before)
 
 
 def _memory(rule: str, sizes: Sizes) -> int:
-    """Bytes beyond the inputs, of forward + backward of the longest sequence."""
+    """Bytes beyond the inputs that forward + backward of the longest sequence takes."""
     return peak_of(_MEMORY.format(rule=rule, longest=sizes.longest, heads=sizes.heads, dim=sizes.dim))
 
 
 def details(sizes: Sizes) -> dict[str, Any]:
-    """Return the versions of the others that were here, for the report."""
+    """Return the versions of the other libraries that are installed, for the report."""
     found = {}
     for name in ("transformers", "onnxruntime"):
         with suppress(PackageNotFoundError):

@@ -1,8 +1,8 @@
 """`python -m benchmarks regression --against CHECKOUT`: the speed of everything, beside an older lintra.
 
-Every mechanism forward + backward, networks that read dense, padded and packed batches, one token after a
-state, sampling and the drop-in for fast-transformers, each in this checkout and in the older one, which has
-its own .venv. Both run in turns, in processes of their own.
+Measured are forward + backward of every mechanism, networks that read dense, padded and packed batches, one
+token after a state, sampling, and the drop-in for fast-transformers. Each runs in this checkout and in the
+older one, which has its own .venv, in turns and in processes of their own.
 """
 
 import math
@@ -20,24 +20,24 @@ from lintra.bench.timing import Timing, interleaved
 __all__ = ["MEASURES", "QUICK", "Options", "Sizes", "run"]
 MEASURES = ("lintra",)
 WORKLOADS = Path(__file__).with_name("workloads.py")
-AT_LEAST = 0.97  # of the older one's speed
+AT_LEAST = 0.97  # of the older version's speed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     against: str | None = None
     tokens: int = 1024
     rounds: int = 9
-    seconds: float = 0.05  # of a turn, at least
+    seconds: float = 0.05  # per turn, at least
 
 
 QUICK = Sizes(tokens=64, rounds=2, seconds=0.0)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the timings of the turns."""
+    """Time everything -> the table's rows and the timings of the turns."""
     if sizes.against is None:
         raise ValueError("against must name a checkout of an older lintra, got None")
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
 """`python -m benchmarks roofline`: what bounds the linear sum, and how near to that it runs.
 
-A computation that does n operations on every byte it must move can run at the lesser of two rates: that of
-the arithmetic, here of a matrix product in float32, and n times that of the memory, here of a copy. Williams
-et al. 2009, doi:10.1145/1498765.1498785. Counted are the operations of the recurrence (of softmax: of the
-scores that are read) and the bytes of inputs and outputs once each, not what an implementation does besides.
-A tensor that stays in a cache may be faster than the memory's line.
+A computation that does n operations per byte that it must move can run at the lower of two rates: that of
+the arithmetic, here of a matrix product in float32, and n times that of the memory, here of a copy (Williams
+et al.  2009, doi:10.1145/1498765.1498785). The operations of the recurrence (for softmax, of the scores
+that are read) and the bytes of inputs and outputs are counted once each, not what an implementation does
+besides. A tensor that stays in a cache may be faster than the line of the memory.
 """
 
 from collections.abc import Callable
@@ -26,16 +26,16 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8
     dim: int = 64
-    layers: int = 8  # whose states one token after another goes through
+    layers: int = 8  # layers whose states one token after another goes through
     batches: tuple[int, ...] = (1, 16, 128)  # sequences that are decoded together
     copied: int = 2**26  # numbers, more than a cache holds
     rounds: int = 15
-    at_least: float = 0.1  # seconds of a turn
+    at_least: float = 0.1  # seconds per turn
 
 
 QUICK = Sizes(tokens=64, heads=2, dim=16, layers=2, batches=(1, 2), copied=2**12, rounds=2, at_least=0)
@@ -43,12 +43,12 @@ QUICK = Sizes(tokens=64, heads=2, dim=16, layers=2, batches=(1, 2), copied=2**12
 
 @dataclass(frozen=True)
 class Work:
-    """One computation, what it has to do and to move."""
+    """One computation, its operations and the bytes that it moves."""
 
     call: Callable[[], object]
     operations: float
     bytes: float
-    seconds: float = 0.0  # once it is measured
+    seconds: float = 0.0  # set once it is measured
 
     @property
     def intensity(self) -> float:
@@ -62,7 +62,7 @@ class Work:
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     works = {
         **_ceilings(sizes),
         **_passes(sizes),
@@ -87,7 +87,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """The two bounds and where each computation lies below them."""
+    """Draw the two bounds, and each computation below them."""
     figures = {row.what: row.figure for row in rows}
     names = [what.removesuffix(": rate") for what in figures if what.endswith(": rate")]
     pictures.roofline(
@@ -111,11 +111,11 @@ def _ceilings(sizes: Sizes) -> dict[str, Work]:
 
 
 def _passes(sizes: Sizes) -> dict[str, Work]:
-    """Of a whole causal sequence: the forward moves q, k, v, y; the backward reads those and dy again and
-    writes dq, dk, dv."""
+    """A whole causal sequence. The forward moves q, k, v and y; the backward reads these and dy, and writes
+    dq, dk and dv."""
     one = sizes.tokens * sizes.heads * sizes.dim  # numbers in a tensor
     forward, both = 4 * FLOAT * one, 12 * FLOAT * one
-    scores = one * (sizes.tokens + 1) / 2  # multiplications that one product with all the past takes
+    scores = one * (sizes.tokens + 1) / 2  # multiplications in one product with all of the past
     inputs = draw(1, sizes.tokens, sizes.heads, sizes.dim)
     works = {}
     for name, attend, products in (("", linear, one * sizes.dim), ("softmax, ", fused, scores)):
@@ -130,7 +130,7 @@ def _decode(sizes: Sizes, batch: int) -> Work:
     q, k, v = torch.randn(3, batch, 1, sizes.heads, sizes.dim)
     empty = (batch, sizes.heads, sizes.dim, sizes.dim)
     states = [LinearState.empty(*empty, device=None, dtype=torch.float32) for _ in range(sizes.layers)]
-    states = [LinearState(kv + 1, z + 1) for kv, z in states]  # zeros may all be one page of memory
+    states = [LinearState(kv + 1, z + 1) for kv, z in states]  # zeros might all be one page of memory
 
     def call() -> None:
         for layer, state in enumerate(states):

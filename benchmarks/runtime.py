@@ -1,9 +1,10 @@
 """`python -m benchmarks runtime`: tokens a second of the C runtime, natively and in a browser, on one thread.
 
-Two models: the paper's for MNIST, as it is initialised, and mnist-small. A step takes one token to the
-parameters of the next; beside the runtime stands onnxruntime with the same model. In Chromium the program
-with relaxed SIMD runs in a worker, as on the page of `lintra web`, whose loading and drawing is timed by
-itself. With --model, a run on images, also what float16 and int8 weights cost on its test images.
+There are two models: the paper's for MNIST, as initialised, and mnist-small. A step takes one token to
+the parameters of the next. The runtime is compared with onnxruntime on the same model. In Chromium, the
+program with relaxed SIMD runs in a worker, as on the page of `lintra web`, whose loading and drawing are
+timed by themselves. With --model, a run on images, the cost of float16 and int8 weights on its test images
+is measured.
 """
 
 import math
@@ -46,7 +47,7 @@ TARGETS = {  # tokens a second of the paper's model
 PROGRAMS = Path(runtime.__file__).parent
 RELAXED = PROGRAMS / "lintra_runtime_relaxed.wasm"
 
-# When the first values of an image are there, in milliseconds since the page was asked for.
+# When the first values of an image appear, in milliseconds since the page was requested.
 _FIRST = """addEventListener("DOMContentLoaded", () => {
   const seen = () => (globalThis.first ??= performance.now());
   new MutationObserver(seen).observe(document.getElementById("speed"), { childList: true });
@@ -58,7 +59,7 @@ class Options(options.Options):
     """Options of this benchmark."""
 
     model: str | None = None  # the folder of a run on images, or mnist-small: what rounded weights cost there
-    images: int = 256  # of its test images, which are scored
+    images: int = 256  # test images that are scored with the model
 
     def __post_init__(self):
         if self.images < 2:
@@ -67,30 +68,30 @@ class Options(options.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     model: str | None = None
     images: int = 256
     layers: int = 8
     width: int = 256
     tokens: int = 256  # of a call
-    loads: int = 5  # of the page
+    loads: int = 5  # times that the page is loaded
     rounds: int = 11
-    at_least: float = 0.1  # seconds of a turn
+    at_least: float = 0.1  # seconds per turn
 
 
 QUICK = Sizes(layers=1, width=32, tokens=8, loads=1, rounds=2, at_least=0)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     torch.manual_seed(0)
     small = checkpoint.load(SMALL)
     models = {
         PAPER: image_model(linear.Config(), Shape(layers=sizes.layers, width=sizes.width)).build().eval(),
         SMALL: small,
     }
-    # Before anything is timed: what is wrong with the run shows here.
+    # Before anything is timed, so that what is wrong with the run shows here.
     scored = _scored(sizes.model, sizes.images) if sizes.model else None
     tokens = [i * 7 % 256 for i in range(sizes.tokens)]
     for reason in left_out():
@@ -118,12 +119,12 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def details(sizes: Sizes) -> dict[str, object]:
-    """Return what else the file says."""
+    """Return what the file says besides the figures."""
     return {"left_out": left_out()}
 
 
 def left_out() -> list[str]:
-    """Return what cannot be timed here, a sentence each."""
+    """Return what cannot be timed here, as sentences."""
     reasons = {ONNX: _onnx_why_not(), BROWSER: why_not()}
     return [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
 
@@ -156,7 +157,7 @@ def _native(file: Path, tokens: list[int]) -> Callable[[], object]:
 
 def _onnx_why_not() -> str | None:
     try:
-        import onnxruntime  # noqa: F401 (whether it is here)
+        import onnxruntime  # noqa: F401 (whether it is installed)
         import onnxscript  # noqa: F401 (which writes the graph)
     except ImportError:
         return "there is no onnxruntime, or nothing to write its graphs with: pip install 'lintra[onnx]'"
@@ -189,11 +190,11 @@ def _rate(name: str, timing: Timing, sizes: Sizes) -> Row:
 
 
 def _loads(browser: Any, page: str, folder: Path, times: int) -> dict[str, Timing]:
-    """The page loaded from a file so many times: until its first pixel, then one image by itself."""
+    """Load the page from a file so many times: the time to its first pixel, then that of one image."""
     file = folder / "page.html"
     file.write_text(page, encoding="utf-8")
     first, image = [], []
-    for _ in range(max(2, times)):  # quartiles want two
+    for _ in range(max(2, times)):  # quartiles need two
         tab = browser.new_page()
         tab.add_init_script(_FIRST)
         tab.goto(file.as_uri())
@@ -204,7 +205,7 @@ def _loads(browser: Any, page: str, folder: Path, times: int) -> dict[str, Timin
 
 
 def _finished(tab: Any, then: Callable[[], object]) -> float:
-    """Wait for what is being drawn; the seconds that what is begun `then` takes, as the page tells them."""
+    """Wait for the current drawing; return the seconds that what `then` starts takes, as the page says."""
     done = "document.getElementById('status').textContent.match(/Finished in (.*?) s/)?.[1]"
     _wait(tab, done)
     then()
@@ -212,8 +213,7 @@ def _finished(tab: Any, then: Callable[[], object]) -> float:
 
 
 def _wait(tab: Any, what: str) -> Any:
-    """Return what an expression gives, as soon as it gives something. Raises an error once the page tells of
-    one."""
+    """Return the value of an expression as soon as it has one. Raises an error once the page reports one."""
     wrong = "const status = document.querySelector('#status.wrong'); if (status) stop(status.textContent);"
     look = f"const look = () => {{ {wrong} const x = {what}; x ? go(x) : setTimeout(look, 10); }}; look();"
     return tab.evaluate(f"new Promise((go, stop) => {{ {look} }})")
@@ -243,7 +243,7 @@ def _scored(folder: str, count: int) -> tuple[str, Decoder, dict[str, Model], Te
 
 
 def _losses(name: str, model: Decoder, files: dict[str, Model], tokens: Tensor) -> list[Row]:
-    """Bits per value of images, read by the runtime, and what rounding the weights adds to them."""
+    """Bits per value of images, computed by the runtime, and what rounding the weights adds to them."""
     bits = {weights: _bits(model, file, tokens) for weights, file in files.items()}
     what = f"{name}: loss on {len(tokens)} images"
     rows = [Row(f"{what}, {name}", x.mean().item(), "bits/dim") for name, x in bits.items()]
@@ -253,7 +253,7 @@ def _losses(name: str, model: Decoder, files: dict[str, Model], tokens: Tensor) 
 
 
 def lost(weights: str, more: Tensor) -> list[Row]:
-    """Return what they cost, from the differences of single images, in bits per value."""
+    """Return what rounding costs, from the differences of single images, in bits per value."""
     error = more.std() / math.sqrt(len(more))
     target = 3 if weights == "int8" else None
     return [
@@ -263,7 +263,7 @@ def lost(weights: str, more: Tensor) -> list[Row]:
 
 
 def _bits(model: Decoder, file: Model, tokens: Tensor) -> Tensor:
-    """Of each image [b]: the mean over the values that the model predicts, in float64."""
+    """For each image [b]: the mean over the values that the model predicts, in float64."""
     given, found = read(model, tokens), []
     for image, target in zip(given.tolist(), predicted(tokens, given), strict=True):
         sequence, params = Sequence(file), []

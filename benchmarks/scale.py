@@ -1,9 +1,9 @@
 """`python -m benchmarks scale`: training steps of 1, 2 and 4 processes, beside what the cost model predicts.
 
-A step is a forward, a backward, the gradients added up and AdamW's update; a process has one thread, and they
-speak through gloo. The model (`lintra.bench.step_time`) is given what one process takes for a whole batch,
-half of it and a quarter, without anybody else, and what messages and collectives take that carry nothing of a
-network: no step of several processes. On few cores the processes share them.
+A step is a forward, a backward, the sum of the gradients and AdamW's update. A process has one thread, and
+processes communicate through gloo. The model (`lintra.bench.step_time`) is given what one process alone takes
+for a whole batch, half of it and a quarter, and what messages and collectives take that carry nothing of a
+network. It is not given any step of several processes. On few cores the processes share them.
 """
 
 import os
@@ -37,8 +37,8 @@ MEASURES = (
     "lintra/models",
 )
 ERROR = 20  # percent by which a prediction may be off
-LONG = 1.0  # seconds of a step that needs none before it to settle
-PARTS = (4, 2, 1)  # of a batch, timed by one process
+LONG = 1.0  # seconds of a step that needs no steps before it to settle
+PARTS = (4, 2, 1)  # parts of a batch that one process is timed on
 
 
 def _loads() -> dict[str, Load]:
@@ -52,17 +52,17 @@ def _loads() -> dict[str, Load]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     loads: dict[str, Load] = field(default_factory=_loads)
     ranks: tuple[int, ...] = (2, 4)
-    sent: tuple[int, int] = (2**10, 2**21)  # numbers of a small message and of a large one
-    repeats: int = 10  # of messages
+    sent: tuple[int, int] = (2**10, 2**21)  # numbers in a small message and in a large one
+    repeats: int = 10  # times that a message is sent
     rounds: int = 5
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: rounds of one process, then of several."""
+        """Return the number of steps of `progress`: rounds of one process, then of several."""
         return 2 * self.rounds
 
 
@@ -80,7 +80,7 @@ QUICK = Sizes(
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the timings of steps."""
+    """Time everything -> the table's rows and the timings of steps."""
     given: dict[str, Any] = {"rounds": sizes.rounds, "at_least": 0, "settle": LONG}
     with started(max(sizes.ranks)) as ranks:
         alone = interleaved(_alone(sizes), **given, progress=progress)
@@ -109,7 +109,7 @@ def _compared(
     links: Mapping[int, Links],
     contention: float,
 ) -> Iterator[Row]:
-    """Rows of what several processes took for a load, beside what the model predicts."""
+    """Rows of the time that several processes took for a load, beside what the model predicts."""
     work = Work(load.config())
     seconds = {parts: alone[_alone_name(name, parts)].median for parts in PARTS}
     update = alone[f"{name}, AdamW"].median
@@ -149,22 +149,22 @@ def table(report: Mapping[str, Any]) -> str:
 def calibrated(
     work: Work, load: Load, seconds: dict[int, float], update: float, links: Links, contention: float
 ) -> Machine:
-    """Return the machine of what one process took for parts of a batch, parts -> seconds, and for AdamW's
-    update.
+    """Return the machine that fits what one process took for parts of a batch, parts -> seconds, and for
+    AdamW's update.
 
-    Least squares of seconds = launch * layers + operations / rate, neither of them negative."""
+    Least squares of seconds = launch * layers + operations / rate, with neither of them negative."""
     parts = sorted(seconds)
     operations = np.array([_operations(work, *load.part(each)) for each in parts], dtype=np.float64)
     taken = np.array([seconds[each] for each in parts])
     slope, start = (float(x) for x in np.polyfit(operations, taken, 1))
-    if start < 0 or slope <= 0:  # through 0
+    if start < 0 or slope <= 0:  # the line through 0
         slope, start = float(operations @ taken / (operations @ operations)), 0.0
     return Machine(
         operations=1 / slope,
         launch=start / work.layers,
         memory=float("inf"),
         memory_bandwidth=work.update_bytes(1, Bytes()) / update,
-        node=len(os.sched_getaffinity(0)) + max(PARTS),  # all in one
+        node=len(os.sched_getaffinity(0)) + max(PARTS),  # all ranks are in one node
         inside=links,
         between=links,
         cores=_cores(),
@@ -211,7 +211,7 @@ def _alone(sizes: Sizes) -> dict[str, Callable[[], object]]:
 
 
 def _contention(ranks: Ranks, load: Load, sizes: Sizes) -> float:
-    """How many times as long a feed-forward takes on all cores at once as on one alone."""
+    """Return how many times as long a feed-forward takes when all cores run it as on one core alone."""
     most = min(_cores(), max(sizes.ranks))
     seconds = []
     for _ in range(sizes.rounds):
@@ -233,7 +233,7 @@ def _feed_forward(load: Load, repeats: int) -> float:
 
 # Several processes.
 
-_HELD: dict[Any, Any] = {}  # of a process: networks, built once
+_HELD: dict[Any, Any] = {}  # networks of this process, built once
 
 
 def _name(name: str, strategy: str, ranks: int) -> str:

@@ -1,7 +1,7 @@
 """`python -m benchmarks scaling`: what `lintra bench scaling` measures, with --peers beside other libraries.
 
-Their attention gets the same queries, keys and values; a library that cannot be imported here, or fails at a
-length, is left out, and a row says so.
+The attention of other libraries gets the same queries, keys and values. A library that cannot be imported
+here, or fails at a length, is left out, and a row says so.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ class Options(scaling.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes(scaling.Sizes):
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     peers: bool = False
 
     def contestants(self) -> list[str]:
-        """Return the names of those that are measured: of other libraries, those that can be imported."""
+        """Return the names of what is measured; of other libraries, those that can be imported."""
         missing = peers.missing() if self.peers else peers.PEERS
         return [*super().contestants(), *(name for name in peers.PEERS if name not in missing)]
 
@@ -40,7 +40,7 @@ QUICK = Sizes(**{name: getattr(scaling.QUICK, name) for name in scaling.Sizes.__
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Measures everything -> the table's rows and the single timings of a call, named "WHO TOKENS"."""
+    """Measure everything -> the table's rows and the single timings of a call, named "WHO TOKENS"."""
     rows, timings = scaling.run(sizes, progress, OTHERS)
     if sizes.peers and (missing := peers.missing()):
         rows.insert(0, Row(f"left out, cannot be imported: {', '.join(missing)}", len(missing), "peers"))
@@ -53,5 +53,5 @@ def details(sizes: Sizes) -> dict[str, object]:
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time and memory of one sequence against its length, a picture of each; other libraries in a panel."""
+    """Draw time and memory of one sequence against its length, in two pictures; others in a panel."""
     return scaling.picture(path, rows, timings, sizes, peers.PEERS if sizes.peers else ())

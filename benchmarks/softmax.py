@@ -1,9 +1,9 @@
-"""`python -m benchmarks softmax`: softmax to a few of the keys, beside PyTorch's to all of them.
+"""`python -m benchmarks softmax`: softmax over a few of the keys, beside PyTorch's over all.
 
-All in one interleaved run: the ops alone, whose pairs of a query and a key are counted, and the mechanisms
-around them as their `Config` has them by default, of which the products with features, summaries and hashes
-are counted too. What softmax to all keys computes over what is counted bounds how many times as fast a call
-can be at the rate of PyTorch's kernel.
+All are in one interleaved run: the ops alone, whose pairs of a query and a key are counted, and the
+mechanisms around them with their default `Config`, for which the products with features, summaries and
+hashes are counted too. The ratio of what softmax over all keys computes to what is counted bounds how many
+times as fast a call can be at the rate of PyTorch's kernel.
 """
 
 from collections.abc import Callable
@@ -22,19 +22,19 @@ from lintra.ops.lsh import columns
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 NAMES = ("longformer", "bigbird", "longshort", "lsh", "performer")
-PASSES = {"forward": 1.0, "forward + backward": 3.5}  # products of a pair, two being those of the forward
-ENOUGH = 6.0  # times as fast as softmax to all keys; a mechanism below it should reach 70 % of its bound
+PASSES = {"forward": 1.0, "forward + backward": 3.5}  # products for a pair; the forward has two of them
+ENOUGH = 6.0  # times as fast as softmax over all keys; a mechanism below it should reach 70 % of its bound
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Amount of work that is timed."""
+    """The amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8
     dim: int = 64
-    window: int = 256  # of the bands, as longformer has it
+    window: int = 256  # of the bands, as in longformer
     rounds: int = 9
 
 
@@ -55,7 +55,7 @@ class Work:
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     inputs = calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)
     work = Work({"matmul": training_step.matmul()})
     work.add("softmax", lambda q, k, v: calls.fused(q, k, v, causal=False), inputs, sizes.tokens**2)
@@ -147,9 +147,9 @@ def operations_of(name: str, causal: bool, tokens: int, dim: int) -> float:
 
 
 def _bigbird_pairs(config: bigbird.Config, causal: bool, tokens: int) -> int:
-    """Count the pairs of a head, those of the global queries among them."""
+    """Count the pairs of a head, including those of the global queries."""
     built = config.build(heads=1, dim=2, causal=causal)
-    if tokens <= built.full * config.block:  # too few for another set than all of them
+    if tokens <= built.full * config.block:  # too few tokens for any other set than all of them
         return band_pairs(tokens, tokens, 0 if causal else tokens)
     listed = _lists(built, tokens)[1].sum(-1)[0, 0] * config.block**2
     if causal:

@@ -1,9 +1,9 @@
 """`python -m benchmarks stream`: memory and start of training on a text that is larger than memory should be.
 
-The documentation, repeated, makes a text file of a small and of a large size in a temporary folder. Each is
-prepared and trained on in a process of its own, for some steps of a tiny model. Memory is what no file stands
-behind (RssAnon of proc(5)): pages of mapped shards are the system's, which takes them back when it needs
-them. The large text and its shards take twice its size on the disk for a while.
+The documentation, repeated, makes a small and a large text file in a temporary folder. Each is prepared, and
+trained on for some steps of a tiny model, in processes of their own. Memory is what no file stands behind
+(RssAnon of proc(5)): pages of mapped shards belong to the system, which takes them back when it needs them.
+The large text and its shards take up twice its size on the disk for a while.
 """
 
 import json
@@ -20,7 +20,7 @@ from lintra.bench.timing import Timing
 
 MEASURES = ("lintra/tasks/datasets", "lintra/tasks/text.py", "lintra/train")
 PAGES = Path(__file__).parents[1] / "docs"
-GROWTH = 32  # MB more with the large text than with the small one, at most: a few large tensors more or less
+GROWTH = 32  # MB more with the large text than with the small one, at most: about a few large tensors
 START = 5  # seconds, at most
 
 
@@ -38,7 +38,7 @@ class Sizes:
 
     @property
     def turns(self) -> int:
-        """Return what `progress` counts: preparing and training, twice."""
+        """Return the number of steps of `progress`: preparing and training, twice."""
         return 4
 
 
@@ -87,7 +87,7 @@ def write_text(file: Path, size: int) -> None:
 
 
 def _in_a_process(call: str) -> dict[str, float]:
-    """Return what a function of this module prints, called in a process of its own."""
+    """Return what a function of this module prints when it runs in a process of its own."""
     return json.loads(printed_by(f"from benchmarks.stream import Sizes, prepare, train\n{call}\n"))
 
 
@@ -103,7 +103,7 @@ def prepare(folder: str) -> None:
         most = max(most, anonymous())
 
     place = Path(folder)
-    longest = min(2**20, (place / "text.txt").stat().st_size // 1000)  # of them some are held out
+    longest = min(2**20, (place / "text.txt").stat().st_size // 1000)  # some of them are held out
     read = documents([place / "text.txt"], longest=longest, report=look)
     write_shards(place / "shards", read, None, held_out=0.05)
     print(json.dumps({"seconds": time.perf_counter() - start, "bytes": most}))

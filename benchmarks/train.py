@@ -23,7 +23,7 @@ MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lin
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
+    """Time everything -> the table's rows and the single timings."""
     contestants = {"matmul": matmul()}
     for name in (each for each in attention.names() if attention.mechanism(each).can.causal):
         mechanism = attention.for_length(attention.load(name).Config, sizes.tokens)
@@ -41,7 +41,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def where_the_time_goes(call: Callable[[], object], most: int = 8) -> dict[str, float]:
-    """The operators that take the largest shares of one call's time, in percent of it."""
+    """The operators with the largest shares of one call's time, in percent."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}

@@ -1,7 +1,7 @@
 """The program that benchmarks/regression.py runs in a checkout, this one or an older one of lintra.
 
-It imports nothing of lintra but what 0.1 has too. It answers `names` with the names of all workloads, and
-`run N NAME` with the seconds that N calls of one took.
+It imports only what lintra 0.1 has too. It answers `names` with the names of all workloads, and `run N NAME`
+with the seconds that N calls of one took.
 """
 
 import time
@@ -29,7 +29,7 @@ MODES = {"causal": True, "bidirectional": False}
 
 
 def workloads(tokens: int) -> dict[str, Call]:
-    """Return all that is measured by name, on sequences of about `tokens` tokens."""
+    """Return all workloads by name, on sequences of about `tokens` tokens."""
     torch.manual_seed(0)
     return {**mechanisms(tokens), **models(tokens), **decoding(tokens), **drop_in(tokens)}
 
