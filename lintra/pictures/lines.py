@@ -66,14 +66,20 @@ def percentages(
     others: Mapping[str, Lines] | None = None,
     ranges: Ranges | None = None,
 ) -> None:
-    """Draw lines as `logarithmic` does, but for y from 0 to 100 on a plain axis; a bar is a range."""
+    """Draw lines as `logarithmic` does, but for y on a plain axis from 0 to 100, or to 10, 20 or 50 if no
+    value is higher; a bar is a range."""
     figure, panels = _panels(lines, others or {}, x=x, y=y, title=title)
     for axes, ends in panels:
         for name, (_, _, color) in ends.items():
             for at, (low, high) in (ranges or {}).get(name, {}).items():
                 axes.vlines(at, low, high, color=color, alpha=0.45, linewidth=1.5)
+    groups = [lines, *(others or {}).values()]
+    values = [value for group in groups for line in group.values() for value in line.values()]
+    values += [high for at in (ranges or {}).values() for _, high in at.values()]
+    top, step = next((x for x in ((10, 2), (20, 5), (50, 10)) if max(values) <= x[0]), (100, 20))
     for axes, ends in panels:
-        axes.set_ylim(0, 102)
+        axes.set_ylim(0, 1.02 * top)
+        axes.set_yticks(range(0, top + 1, step))
         _name(axes, ends)
     save(path, figure)
 
