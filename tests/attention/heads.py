@@ -1,4 +1,4 @@
-"""Heads that share others, written out."""
+"""Shared heads, repeated explicitly."""
 
 from torch import Tensor
 

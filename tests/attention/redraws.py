@@ -1,4 +1,4 @@
-"""What mechanisms with random parts have in common: they are drawn from a seed, and anew only on request."""
+"""What mechanisms with random parts share: a seed determines them, and only `redraw` changes them."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ def resamples_only_on_redraw(build: Callable[..., Attention], inputs: list[Tenso
     """Assert that random parts follow from the configuration's seed, then from the generator of `redraw`.
 
     `build` takes options of the configuration. Processes that share a batch have the same random parts.
-    This is no law of all mechanisms: where there are few random parts, every draw may be the same."""
+    Not every mechanism obeys this law: where there are few random parts, every draw may be the same."""
     attention = build().train()
     y = attention(*inputs)
     assert torch.equal(attention.eval()(*inputs), y)

@@ -9,7 +9,7 @@ from lintra.attention import aft
 from lintra.attention.aft import AttentionFree
 from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients
 
-SHAPE = {"value_dim": 6}  # each channel of v is weighed by its own of k
+SHAPE = {"value_dim": 6}  # each channel of v is weighted by the matching channel of k
 VARIANTS = [
     aft.Config(),
     aft.Config(window=4, max_length=16_384),
@@ -38,7 +38,7 @@ def place_weights(attention: AttentionFree, time: int) -> Tensor:
 
 
 def weights(attention: AttentionFree, k: Tensor) -> Tensor:
-    """Of every pair of places in every channel [b t s h d]; the future struck out."""
+    """The weight of every pair of places in every channel [b t s h d], with the future masked out."""
     k = k.repeat_interleave(attention.heads // attention.kv_heads, 2)
     w = place_weights(attention, k.shape[1])
     scores = k[:, None] + w.to(k.dtype)[:, :, None, None]
@@ -59,7 +59,7 @@ def build(config: aft.Config, causal: bool) -> tuple[AttentionFree, list[Tensor]
     attention = case.build()
     with torch.no_grad():
         for parameter in attention.parameters():
-            parameter *= 50  # weights of about exp(0.5), not the nearly 1 they begin with
+            parameter *= 50  # weights of about exp(0.5), not the initial ones of nearly 1
     return attention, case.draw()
 
 
@@ -73,7 +73,7 @@ def test_weights_of_places_begin_as_small_whatever_their_rank(rank):
     torch.manual_seed(0)
     attention = aft.Config(window=4, max_length=1_000, rank=rank).build(heads=1, dim=4, causal=True)
     table = attention.bias if rank is None else attention.query_bias @ attention.key_bias.T
-    assert table.std().item() == pytest.approx(0.01, rel=0.1)  # that of 4,000 numbers, or of two times 1,000
+    assert table.std().item() == pytest.approx(0.01, rel=0.1)  # from 4,000 numbers, or from two times 1,000
 
 
 @pytest.mark.parametrize(("config", "causal"), MODES[2:])
@@ -125,7 +125,7 @@ def test_a_constant_added_to_all_keys_changes_nothing(config, causal, constant):
 
 @pytest.mark.parametrize(("config", "causal"), MODES)
 def test_constant_values_come_back_gated(config, causal):
-    """sigmoid(q) times the constant: the declared exception to that law of averages."""
+    """The output is sigmoid(q) times the constant: the declared exception to the law of constant values."""
     attention, (q, k, v) = build(config, causal)
     y = attention(q, k, torch.full_like(v, 3.0))
     assert_close(y, 3 * q.sigmoid(), **EXACT)
@@ -141,7 +141,7 @@ def test_the_order_of_keys_matters_only_where_places_have_weights():
 
 @pytest.mark.parametrize(("config", "causal"), MODES)
 def test_defect_04_a_large_key_leaves_earlier_tokens_alone(config, causal):
-    """With the maximum of the whole sequence taken out, the sums of every earlier token would be 0 / 0."""
+    """With the maximum of the whole sequence subtracted, the sums of every earlier token would be 0 / 0."""
     case = Case("aft", config, causal, **SHAPE)
     attention, inputs = case.build().float(), [x.detach().float() for x in case.draw()]
     inputs[1][:, 6] += 200

@@ -21,7 +21,7 @@ VARIANTS = [
 OTHERS = [
     bigbird.Config(block=2, random_blocks=0, window_blocks=5, left_blocks=0, right_blocks=0),
     bigbird.Config(block=1, random_blocks=1, window_blocks=1, left_blocks=3),
-    bigbird.Config(block=2, random_blocks=3, random_limit=2),  # whose random blocks are never all
+    bigbird.Config(block=2, random_blocks=3, random_limit=2),  # its random blocks never include every block
 ]
 ONE_SIDED = [bigbird.Config(block=2, random_blocks=1, left_blocks=0, right_blocks=2, seed=5)]
 
@@ -57,7 +57,7 @@ def pattern(attention: BigBirdAttention, time: int) -> Tensor:
 
 
 def dense(attention: BigBirdAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every score; what no set has struck out."""
+    """Every score, with the keys that are in no set masked out."""
     group = attention.heads // attention.kv_heads
     scale = q.shape[-1] ** -0.5 if attention.config.scale is None else attention.config.scale
     scores = scale * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2))
@@ -79,7 +79,7 @@ def draw(time: int) -> list[Tensor]:
 
 
 def entries(attention: BigBirdAttention, number: int) -> list[list[list[int]]]:
-    """The list of every head and row, as it is, with the row's own block where causal."""
+    """The list of every head and row as it is stored, plus the row's own block if causal."""
     row = torch.arange(number)[None]
     blocks, listed = attention.lists(row, torch.tensor([[number]]))
     own = [[i] if attention.causal else [] for i in range(number)]
@@ -114,7 +114,7 @@ def test_defect_10_no_block_is_on_a_list_twice(config):
 
 
 def test_sets_that_cover_everything_are_softmax():
-    """By lists as without them, which a short sequence does not need."""
+    """With lists, and without them: a short sequence does not need them."""
     config = bigbird.Config(block=2, random_blocks=9)
     inputs = draw(19)
     for causal in (False, True):
@@ -129,7 +129,7 @@ def test_sets_that_cover_everything_are_softmax():
 
 @pytest.mark.parametrize("config", VARIANTS + OTHERS, ids=str)
 def test_short_sequences_need_no_lists(config):
-    """Where everything is read at once, the sets are everything."""
+    """A sequence that is read as a whole has sets that cover everything."""
     for attention in both(config):
         for number in range(1, attention.full + 1):
             for i in range(number):
@@ -139,7 +139,7 @@ def test_short_sequences_need_no_lists(config):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_last_block_is_that_of_the_sample(causal):
-    """Padding over several blocks, of another number in each sample: the last real block is seen by all."""
+    """Padding covers several blocks, a different number in each sample: all see the last real block."""
     attention, (q, k, v) = build(SMALL, causal), draw(33)
     mask = torch.arange(33) < torch.tensor([[32], [15]])
     y = attention(q, k, v, mask=mask)
@@ -152,7 +152,7 @@ def test_the_last_block_is_that_of_the_sample(causal):
 
 
 def test_causal_sets_do_not_depend_on_the_length():
-    """A longer sequence begins as the shorter one does."""
+    """The outputs of a longer sequence begin with those of a shorter one."""
     attention, inputs = build(SMALL, True), draw(40)
     whole = attention(*inputs)
     for time in (1, 5, 18, 33):
@@ -201,7 +201,7 @@ def test_random_blocks_differ_between_heads_layers_and_seeds():
 
 
 def test_random_blocks_come_from_the_first_tokens():
-    """Of 40 blocks of 3 the first 4, that are 12 tokens, beside window and ends."""
+    """Of 40 blocks of 3, only the first 4 (12 tokens) are drawn, apart from the window and the ends."""
     attention = build(VARIANTS[1], False)
     for rows in entries(attention, 40):
         found = {block for i, row in enumerate(rows) for block in row if block != i and 2 <= block < 39}
@@ -228,7 +228,7 @@ def test_defect_12_the_global_generator_is_neither_read_nor_seeded():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_defect_13_every_length_is_served_by_the_same_numbers(causal):
-    """What is stored knows no length: after a long sequence a short one gives what it gave."""
+    """Stored numbers do not depend on the length: a short sequence gives the same after a long one."""
     attention = build(SMALL, causal)
     assert attention.seeds.shape == (2, 2)
     inputs = draw(200)
@@ -241,7 +241,7 @@ def test_defect_13_every_length_is_served_by_the_same_numbers(causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_defect_16_what_is_hidden_has_no_weight_however_large_its_score(causal):
     attention, (q, k, v) = build(SMALL, causal), draw(40)
-    t = 20  # the first of its block, of which it sees itself alone where causal
+    t = 20  # the first of its block; if causal, the only token of that block that it sees
     visible = pattern(attention, 40)
     loud = q[:, t, ::2].detach() * 1e6  # a score of about 1e6 for the query at t
     changed = torch.where(visible[:, t].T[None, :, :, None], k, loud[:, None])
@@ -298,7 +298,7 @@ def test_dropout_acts_in_training_only(causal):
 
 
 def test_a_cache_follows_autocast():
-    """Tokens of 16 bits make a cache of 16 bits, which the next ones fit."""
+    """Tokens of 16 bits make a cache of 16 bits, and later tokens fit it."""
     heads = AttentionLayer(8, SMALL, heads=2)
     x = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):

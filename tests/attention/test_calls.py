@@ -31,7 +31,7 @@ def test_sizes_are_whole_numbers(name, size):
 
 @pytest.mark.parametrize("case", [x for x in MODES if keeps_state(x.values[0])])
 def test_a_step_takes_a_state_of_its_own(case: Case):
-    """Not one of another mechanism, and not one of another batch."""
+    """Neither the state of another mechanism nor that of another batch."""
     mechanism = case.build()
     q, k, v, *reads = (x[:, :1] for x in case.draw())
     given = dict(zip(mechanism.extra_inputs(), reads, strict=True))
@@ -56,7 +56,7 @@ def test_steps_under_autocast_take_the_state_of_the_last(name):
 
 
 def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
-    """Padding would leave a token out for some samples alone."""
+    """Padding would leave a token out in only some of the samples."""
     kind = attention.load("softmax")
     built = kind.Config().build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 6, 2, 4)
@@ -69,7 +69,7 @@ def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
 
 @pytest.mark.parametrize("verb", ["forward", "extend", "step", "encode_memory", "cross_attend"])
 def test_the_verbs_are_final(verb):
-    """What checks, pads and rotates cannot be passed over by a mechanism."""
+    """A mechanism cannot bypass the code that checks, pads and rotates."""
     with pytest.raises(TypeError, match=rf"Mine\.{verb} is final in Attention: write the hook _{verb}"):
         type("Mine", (attention.Attention,), {verb: lambda self: None})
 

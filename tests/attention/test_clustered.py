@@ -27,7 +27,7 @@ def build(config: clustered.Config, **shape) -> tuple[Case, Attention]:
 
 
 def nearest(code: list[bool], centroids: list[list[bool]]) -> int:
-    """The first of those that differ in the fewest bits."""
+    """The first of the centroids that differ in the fewest bits."""
     distances = [sum(a != b for a, b in zip(code, other, strict=True)) for other in centroids]
     return distances.index(min(distances))
 
@@ -89,7 +89,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("clusters", [1, 3, 40])
 @pytest.mark.parametrize("topk", [TIME, 3 * TIME])
 def test_all_keys_looked_at_again_is_softmax(clusters, topk):
-    """For any clustering."""
+    """The clustering does not matter."""
     case, attention = build(clustered.Config(clusters=clusters, topk=topk))
     inputs = case.draw()
     y, expected = attention(*inputs), softmax(*inputs)
@@ -108,7 +108,7 @@ def test_a_cluster_for_every_query_is_softmax(improved):
 
 @pytest.mark.parametrize("improved", [False, True])
 def test_equal_queries_are_exact(improved):
-    """What a cluster of equal queries says is right for each of them."""
+    """The output of a cluster of equal queries is exact for each of them."""
     case, attention = build(clustered.Config(clusters=3, improved=improved, topk=2))
     q, k, v = case.draw()
     q = q[:, torch.arange(TIME) % 2]
@@ -116,7 +116,7 @@ def test_equal_queries_are_exact(improved):
 
 
 def test_improved_is_never_further_from_softmax():
-    """In the sum of absolute differences of each row of weights, which the values I give."""
+    """By the sum of absolute differences in each row of weights; with v = I the output is the weights."""
     rows = []
     for improved in (False, True):
         case, attention = build(
@@ -152,7 +152,7 @@ def test_constant_values_come_back():
 
 
 def test_what_a_query_gets_depends_on_those_it_comes_with():
-    """Which `can` declares."""
+    """`can` declares it."""
     case, attention = build(clustered.Config(clusters=2, improved=False))
     q, k, v = case.draw()
     assert attention.can.joint_queries
@@ -227,8 +227,8 @@ def test_sizes_of_vectors_do_not_matter_to_planes_through_0(size):
 
 
 def test_a_bias_tells_queries_of_one_direction_apart():
-    """Proposition 1 is about distances: queries of one direction and of two lengths are two clusters, which
-    are then exact, where planes through 0 see one and give all of them the mean of both."""
+    """Proposition 1 is about distances: queries of one direction but two lengths form two clusters, which are
+    then exact. Planes through 0 see a single cluster and give all of these queries the mean of both."""
     for hash_bias in (True, False):
         config = clustered.Config(clusters=2, improved=False, hash_bias=hash_bias)
         case, attention = build(config)
@@ -244,7 +244,7 @@ def test_a_bias_tells_queries_of_one_direction_apart():
 
 
 def test_a_configuration_of_before_the_bias_has_none():
-    """And the planes of its seed are what they were, so that what it says in evaluation is what it said."""
+    """The planes of its seed are unchanged too, so that its outputs in evaluation are what they were."""
     content = checkpoint.to_json(clustered.Config(clusters=4, seed=3))
     del content["hash_bias"]
     config = checkpoint.from_json(clustered.Config, content, "attention")

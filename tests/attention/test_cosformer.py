@@ -22,7 +22,7 @@ VARIANTS = [
 
 
 def dense(attention: Cosformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every weight; the future struck out."""
+    """Every weight, with the future masked out."""
     group = attention.heads // attention.kv_heads
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
@@ -81,7 +81,7 @@ def test_order_matters(causal):
 
 
 def test_edges():
-    """Dead rows, equal keys, one valid key and large numbers."""
+    """Rows of zero features, equal keys, one valid key and large numbers."""
     q, k, v = drawn()
     for causal in (True, False):
         attention = built(causal, eps=0.0)
@@ -105,7 +105,7 @@ def test_defect_01_padded_keys_are_not_in_the_denominator():
 
 
 def test_defect_14_outputs_do_not_depend_on_the_length_at_hand():
-    """A prefix, a padded batch and keys that are few: the same weights as in the whole."""
+    """A prefix, a padded batch and a short memory have the same weights as in the whole sequence."""
     q, k, v = drawn()
     attention = built(max_length=30)
     whole = attention(q, k, v)
@@ -138,7 +138,7 @@ def test_defect_18_padding_neither_counts_nor_writes(config):
 
 
 def test_defect_22_no_state_for_every_token():
-    """Forward and backward of 1,024 tokens keep features and the states between chunks, not t f e numbers."""
+    """Forward and backward over 1,024 tokens keep features and states between chunks, not t f e numbers."""
     attention = cosformer.Config(impl="torch").build(heads=1, dim=64, causal=True)
     inputs = [torch.randn(1, 1024, 1, 64, requires_grad=True) for _ in range(3)]
     with Largest() as largest:

@@ -87,7 +87,7 @@ def test_a_decay_of_one_is_deltanet():
 
 
 def test_orthonormal_keys_are_recalled_and_repeated_ones_overwritten():
-    """beta = 1: asking with a stored key gives its last value."""
+    """beta = 1: a query with a stored key returns the last value written to it."""
     attention = PLAIN.build(heads=1, dim=6, value_dim=4, causal=True).double()
     v = Case("delta", PLAIN, True, heads=1, kv_heads=1).draw(8)[2].detach()
     k = torch.eye(6).double()[[0, 1, 2, 3, 4, 5, 2, 0]].expand(2, 1, 8, 6).movedim(1, 2)
@@ -100,7 +100,7 @@ def test_orthonormal_keys_are_recalled_and_repeated_ones_overwritten():
 
 
 def test_keys_that_never_meet_leave_the_gated_sum():
-    """Without the k k^T terms: decayed linear attention with inputs beta k."""
+    """Without the k k^T terms this is decayed linear attention with inputs beta k."""
     case = Case("delta", delta.Config(conv=None, gate=False), True, heads=2)
     attention, (q, _, v, beta, decay) = case.build(), case.draw(6)
     k = torch.eye(6).double()[None, :, None].expand(2, 6, 2, 6)
@@ -135,7 +135,7 @@ def test_the_order_of_keys_matters():
 
 
 def test_constant_values_do_not_come_back():
-    """An unnormalised recurrence: the declared exception to that law of averages."""
+    """An unnormalised recurrence: the declared exception to the law of constant values."""
     case = Case("delta", PLAIN, True)
     q, k, v, beta = case.draw()
     assert (case.build()(q, k, torch.full_like(v, 3.0), beta=beta) - 3.0).abs().max() > 1
@@ -143,7 +143,7 @@ def test_constant_values_do_not_come_back():
 
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_equal_keys_of_any_length_stay_bounded(size):
-    """Every key the same, doubled beta: keys are of unit length before they meet the state."""
+    """All keys are equal and beta is doubled: keys are scaled to unit length before they meet the state."""
     case = Case("delta", delta.Config(decay=False, negative_eigenvalues=True, conv=None, gate=False), True)
     attention, (q, k, v, beta) = case.build(), case.draw(500)
     k = size * k[:, :1].expand_as(k)
@@ -166,7 +166,7 @@ def test_zero_rows_and_one_token():
 
 
 def test_defect_07_a_state_serves_two_continuations():
-    """The inputs kept for the convolution too."""
+    """The same holds for the inputs kept for the convolution."""
     case = Case("delta", delta.Config(), True)
     attention, inputs = case.build(), case.draw()
     names = ("beta", "decay", "gate")
@@ -198,7 +198,7 @@ def test_defect_17_decays_of_any_size_do_not_overflow():
 
 
 def test_defect_18_padding_does_not_enter_the_convolution():
-    """Zeros in its window would be wrong as well: real tokens beside a hole are neighbours."""
+    """Zeros in the window would be wrong too: the real tokens on either side of a hole are neighbours."""
     case = Case("delta", delta.Config(), True)
     attention, inputs = case.build(), case.draw()
     reads = dict(zip(("beta", "decay", "gate"), inputs[3:], strict=True))
@@ -217,7 +217,7 @@ def test_defect_18_padding_does_not_enter_the_convolution():
 
 
 def test_defect_25_gradients_of_the_layer():
-    """Finite differences through convolution, norms, decay and gate; and under autocast, finite ones."""
+    """Finite differences through convolution, norms, decay and gate; finite gradients under autocast."""
     attention = delta.Config(chunk=2).build(heads=2, kv_heads=1, dim=2, causal=True).double()
     shapes = [(1, 4, 2, 2), (1, 4, 1, 2), (1, 4, 1, 2), (1, 4, 1), (1, 4, 1), (1, 4, 4)]
     generator = torch.Generator().manual_seed(0)
@@ -234,7 +234,7 @@ def test_defect_25_gradients_of_the_layer():
 
 
 def test_a_compiled_layer_trains_as_it_does_otherwise():
-    """AOTAutograd plans the backward by the strides it expects of each gradient."""
+    """AOTAutograd plans the backward pass by the strides it expects of each gradient."""
     torch.manual_seed(0)
     layer, x = (
         AttentionLayer(8, delta.Config(conv=None, gate=False), heads=2).double(),

@@ -18,7 +18,7 @@ CASE = Case("gated", VARIANTS[1], True)
 
 
 def weights(attention: GatedLinearAttention, q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
-    """Each query against each key up to its own, feature by feature as they have faded since, [b h t s]."""
+    """Each query against each key up to its own, each feature decayed by the tokens in between, [b h t s]."""
     rates = torch.einsum("btr,gdr->btgd", decay, attention.weight) + attention.bias
     left = rates.sigmoid() ** (1 / attention.config.temperature)
     q, k, left = for_each_output(attention, q, k, left)
@@ -48,7 +48,7 @@ def same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
 
 
 def test_equal_decays_of_all_features_are_retention():
-    """With W2 = 0 the decays are sigmoid(b)^(1 / temperature), here those of retention's heads."""
+    """With W2 = 0 the decays are sigmoid(b)^(1 / temperature), here equal to those of retention."""
     attention, inputs = CASE.build(), CASE.draw()
     other = Case("retention", retention.Config(decay_per="kv_head"), True).build()
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_the_order_of_keys_matters():
 
 
 def test_constant_values_do_not_come_back():
-    """An unnormalised recurrence: the declared exception to that law of averages."""
+    """An unnormalised recurrence: the declared exception to the law of constant values."""
     attention, (q, k, v, decay, gate) = CASE.build(), CASE.draw()
     y = attention(q, k, torch.full_like(v, 3.0), decay=decay, gate=torch.full_like(gate, 50.0)) / 50
     assert (y - 3.0).abs().max() > 1
@@ -118,7 +118,7 @@ def test_zero_rows_and_one_token():
 
 
 def test_defect_17_fast_features_do_not_overflow():
-    """exp of minus the elapsed decay would be exp(6000) here."""
+    """The exponential of the negated elapsed decay would be exp(6000) here."""
     attention, inputs = CASE.build().float(), [x.detach().float() for x in CASE.draw(64)]
     inputs[3] *= 100
     inputs = [x.requires_grad_() for x in inputs]
@@ -147,17 +147,17 @@ def test_defect_25_decays_of_16_bits_are_not_summed_in_them():
     assert_close(state.kv.double(), expected.expand(1, 1, 2, 2), rtol=1e-4, atol=0)
 
 
-@pytest.mark.slow  # processes of their own
+@pytest.mark.slow  # starts its own processes
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc can be told to map each block by itself"
 )
 def test_the_memory_of_training_is_linear(monkeypatch):
-    """At its peak a forward and backward of four times the tokens holds four times the bytes. Counted where
-    what is freed is given back at once: gaps in a heap are more than half of what a process holds, and as
-    many as the sizes of the tensors make them."""
+    """Four times the tokens need four times the peak memory for forward and backward. Measured while the
+    allocator returns freed memory at once: otherwise gaps in the heap make up more than half of what a
+    process holds, and their number depends on the sizes of the tensors."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     few, many = (peak_of(_TRAINING.format(time=time)) for time in (2048, 8192))
-    assert many < 4.5 * few  # blocks are whole pages, and a few find room that is left in the heap
+    assert many < 4.5 * few  # blocks are whole pages, and a few fit into free space in the heap
 
 
 _TRAINING = """

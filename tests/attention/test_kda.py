@@ -81,7 +81,7 @@ def test_the_order_of_keys_matters():
 
 
 def test_constant_values_do_not_come_back():
-    """An unnormalised recurrence: the declared exception to that law of averages."""
+    """An unnormalised recurrence: the declared exception to the law of constant values."""
     case = Case("kda", kda.Config(conv=None, gate=False), True)
     q, k, v, beta, decay = case.draw()
     y = case.build()(q, k, torch.full_like(v, 3.0), beta=beta, decay=decay)

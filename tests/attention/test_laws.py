@@ -13,8 +13,8 @@ from lintra.testing.laws import Case
 
 @cache
 def cases() -> list[Case]:
-    """A test file `test_NAME.py` beside this one names the `VARIANTS` of its mechanism, and its `SHAPE` where
-    it cannot be that of `Case`."""
+    """All cases. The test file `test_NAME.py` beside this one names the `VARIANTS` of its mechanism, and its
+    `SHAPE` if that of `Case` does not fit."""
     found = []
     for name in attention.names():
         shape = getattr(_tests(name), "SHAPE", {})
@@ -28,7 +28,7 @@ def cases() -> list[Case]:
 
 
 def pairs(all_laws):
-    """Each law with each case it says something about."""
+    """Each law with each case that it applies to."""
     return [
         pytest.param(law, case, id=f"{law.__name__}-{case}")
         for law in all_laws
@@ -53,7 +53,7 @@ def test_law_with_definition(law, case):
 
 @pytest.mark.parametrize("law", [*laws.LAWS, *laws.WITH_DEFINITION], ids=lambda law: law.__name__)
 def test_no_law_is_idle(law):
-    """Each law applies to every mechanism in some mode, unless what it declares says why not."""
+    """Each law applies to every mechanism in some mode, unless the mechanism declares a reason not to."""
     applies = laws.APPLIES.get(law, laws.always)
     obeyed = {case.name for case in cases() if applies(case)}
     assert obeyed >= {each["name"] for each in attention.describe() if DEMANDS[law](each)}

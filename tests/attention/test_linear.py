@@ -85,7 +85,7 @@ def features(attention: LinearAttention, x: Tensor, learned: torch.nn.Module) ->
 
 
 def dense(attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Equations 4 and 8, every weight; the future struck out."""
+    """Equations 4 and 8, every weight, with the future masked out."""
     group = attention.heads // attention.kv_heads
     q = features(attention, q, attention.query_map)
     k = features(attention, k, attention.key_map).repeat_interleave(group, 2)
@@ -107,7 +107,7 @@ def test_constant_values_come_back():
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_order_matters_only_to_the_causal_form(impl):
-    """Keys, values and their mask in another order."""
+    """Keys, values and their mask are permuted."""
     q, k, v = Case("linear", linear.Config(), True).draw()
     mixed = torch.randperm(TIME, generator=torch.Generator().manual_seed(0))
     attention = Case("linear", linear.Config(impl=impl), False).build()
@@ -148,7 +148,7 @@ def test_edges(feature_map, impl):
 def turned_above(
     attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding
 ) -> Tensor:
-    """Equation 19 of RoFormer, every weight, as many key-value heads as heads."""
+    """Equation 19 of RoFormer, every weight, with as many key-value heads as heads."""
     q, k = features(attention, q, attention.query_map), features(attention, k, attention.key_map)
     rotated = torch.einsum("bthf,bshf->bhts", rope(q), rope(k))
     weights = torch.einsum("bthf,bshf->bhts", q, k)
@@ -169,7 +169,7 @@ def test_rotary_turns_the_numerator_alone(causal):
 
 @pytest.mark.parametrize("feature_map", SPARSE, ids=str)
 def test_a_model_saved_before_the_field_turns_features_that_may_be_0(feature_map, tmp_path):
-    """It loads, with a warning, and computes equation 19; saved again, it says so itself."""
+    """The model loads with a warning and computes equation 19; saved again, it names the setting itself."""
     config = linear.Config(feature_map=feature_map, eps=1e-3, rotary="inputs")
     model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, position="rotary", attention=config)
     checkpoint.save(model.build(), tmp_path / "old")
@@ -213,12 +213,12 @@ def test_other_models_saved_before_the_field_are_what_they_are_now(feature_map):
     ids=str,
 )
 def test_products_above_0_bound_no_output(feature_map, q, k, least):
-    """One key, rotated by a quarter of a circle away from the query: what its value is multiplied by."""
+    """One key, rotated by a quarter turn away from the query: the factor that its value is multiplied by."""
     attention = linear.Config(feature_map=feature_map, eps=0.0).build(heads=1, dim=len(q), causal=False)
     q, k = (torch.tensor(x, dtype=torch.float64)[None, None, None] for x in (q, k))
     with torch.no_grad():
         q, k = attention._features(q, k, torch.float64)
-    quarter = RotaryEmbedding(torch.tensor([[math.pi / 2]]), 1.0)  # of base 1: every pair alike
+    quarter = RotaryEmbedding(torch.tensor([[math.pi / 2]]), 1.0)  # with base 1, every pair turns alike
     product, rotated = (q * k).sum(), (quarter(q) * k).sum()
     assert product > 0
     assert abs(rotated / product) > least
@@ -227,7 +227,7 @@ def test_products_above_0_bound_no_output(feature_map, q, k, least):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("feature_map", MAPS, ids=str)
 def test_rotary_may_turn_queries_and_keys_before_the_map(feature_map, causal):
-    """Then it is linear attention of rotated vectors, above and below."""
+    """This is linear attention of rotated vectors, in the numerator and in the denominator."""
     case = Case("linear", linear.Config(feature_map=feature_map, rotary="inputs"), causal, rotary=True)
     attention, inputs = case.build(), case.draw()
     rope = case.rope(0, TIME)
@@ -263,8 +263,8 @@ def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
 
 @pytest.mark.parametrize("feature_map", [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(), linear.T2R()])
 def test_sparse_features_and_positions_average_the_values(feature_map):
-    """Queries and keys around -1, of whose features few are above 0: no output exceeds the largest value,
-    and in float32 a step is the forward."""
+    """For queries and keys around -1, few features are above 0. No output exceeds the largest value, and in
+    float32 the steps match the forward pass."""
     config = linear.Config(feature_map=feature_map, rotary="inputs")
     torch.manual_seed(0)
     attention = config.build(heads=4, dim=16, causal=True)
@@ -295,7 +295,7 @@ def test_defect_06_elu_plus_one_keeps_its_digits(value, impl):
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_defect_01_padded_keys_are_not_in_the_denominator(causal, impl):
-    """phi(0) is 1: a padded key that is 0 before the feature map has a weight after it."""
+    """phi(0) is 1: a padded key that is zeroed before the feature map has a weight after it."""
     case = Case("linear", linear.Config(eps=0.0, impl=impl), causal)
     q, k, v = case.draw()
     for mask in some_masks():
@@ -318,7 +318,7 @@ def test_defect_07_a_state_serves_two_continuations(way):
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_defect_25_every_precision_has_values_and_gradients(impl):
-    """float64 by finite differences; 16 bits by float64, which differs by what they cannot hold."""
+    """float64 is checked by finite differences; 16 bits against float64, within what 16 bits can hold."""
     attention = linear.Config(impl=impl).build(heads=2, kv_heads=1, dim=3, causal=True)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, 5, h, 3, generator=generator, dtype=torch.float64) for h in (2, 1, 1)]
@@ -340,7 +340,7 @@ def test_signed_features_have_no_denominator():
 
 
 def test_hedgehog_by_exp_is_a_sum_of_cosh():
-    """exp(a) exp(b) + exp(-a) exp(-b) of each entry, never below 2; softmax weighs keys otherwise."""
+    """exp(a) exp(b) + exp(-a) exp(-b) for each entry, never below 2; softmax weighs keys differently."""
     q, k, v = Case("linear", linear.Config(), False, kv_heads=4).draw()
     found = []
     for kind in ("exp", "softmax"):
@@ -384,7 +384,7 @@ def test_config_refuses(make, message):
 
 
 def test_turned_tokens_go_on_from_a_state_of_its_own():
-    """Refused by name before anything is rotated, as without positions."""
+    """A wrong state is refused by name before anything is rotated, just as without positions."""
     attention = linear.Config().build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 5, 2, 4)
     rope = RotaryEmbedding(torch.arange(5)[None], 100.0)

@@ -22,7 +22,7 @@ VARIANTS = [
 
 
 def dense(attention: LinformerAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Equation 7, every row from every token it is made of, head by head."""
+    """Equation 7, every projected row from all its tokens, head by head."""
     config, group = attention.config, attention.heads // attention.kv_heads
     scale = q.shape[-1] ** -0.5 if config.scale is None else config.scale
     y = []
@@ -58,7 +58,7 @@ def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def build(config: Config, weight: Tensor | None = None, **shape) -> LinformerAttention:
-    """As the laws build it, with `weight` as every projection."""
+    """The mechanism as the laws build it, with `weight` for every projection."""
     attention = Case("linformer", config, False).build(**shape)
     with torch.no_grad():
         for each in attention.projections:
@@ -96,14 +96,14 @@ def test_rows_that_select_tokens_are_softmax_over_them():
 
 def test_a_convolution_of_equal_weights_is_the_mean():
     q, k, v = Case("linformer", VARIANTS[0], False).draw()
-    q, k, v = q[:, :18], k[:, :18], v[:, :18]  # whole windows: a mean is over the tokens there are
+    q, k, v = q[:, :18], k[:, :18], v[:, :18]  # whole windows only: a mean is over the tokens that exist
     mean = build(Config(max_length=18, rank=6, projection="mean"))
     convolution = build(Config(max_length=18, rank=6, projection="convolution"), torch.tensor(1 / 3))
     assert_close(convolution(q, k, v), mean(q, k, v), rtol=1e-7, atol=1e-7)  # 1/3 is a float32 here
 
 
 def test_a_short_sequence_is_a_long_one_with_zeros():
-    """The learned rows of n tokens are made with the first n columns; nothing is rescaled."""
+    """The learned rows of n tokens use the first n columns; nothing is rescaled."""
     attention = build(VARIANTS[2])
     q, k, v = Case("linformer", VARIANTS[2], False).draw()
     zeros = [torch.cat((x, torch.zeros_like(x)), 1) for x in (k, v)]
@@ -143,11 +143,11 @@ def test_weights_begin_in_a_symmetric_interval(options, bound):
     config = Config(max_length=512, rank=64, **options)
     drawn = config.build(heads=2, dim=4, causal=False).projections[0] * bound**0.5
     assert drawn.abs().max() <= 1
-    assert drawn.abs().max() > 0.6  # of 8 numbers none above it: a chance of 0.6^8 = 0.02, the seed is fixed
+    assert drawn.abs().max() > 0.6  # 8 numbers all stay below by a chance of 0.6^8 = 0.02, seeded
 
 
 def test_places_matter():
-    """Another order of the keys is another result, unless the columns of E and F follow."""
+    """Another order of the keys gives another result, unless the columns of E and F are permuted too."""
     attention, (q, k, v) = build(VARIANTS[2]), Case("linformer", VARIANTS[2], False).draw()
     order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
     y = attention(q, k, v)
@@ -260,7 +260,7 @@ def test_autocast(config):
 
 
 def test_defect_02_a_mask_is_not_ignored():
-    """What is padded is no part of any row, wherever it stands."""
+    """Padding is part of no row, wherever it stands."""
     for config in VARIANTS:
         attention, (q, k, v) = build(config), Case("linformer", config, False).draw()
         mask = torch.ones(2, 19, dtype=torch.bool)
@@ -278,7 +278,7 @@ def test_projections_do_not_leak_between_models():
 
 
 def test_a_shared_projection_leaves_keys_and_values_apart():
-    """sharing="key-value" makes E and F one; what they are applied to stays two things."""
+    """sharing="key-value" makes E and F one matrix; it is still applied to keys and to values separately."""
     attention, (_, k, v) = build(VARIANTS[2]), Case("linformer", VARIANTS[2], False).draw()
     memory = attention.encode_memory(k, v)
     weight = attention.projections[0][:, :19]
@@ -289,7 +289,7 @@ def test_a_shared_projection_leaves_keys_and_values_apart():
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "key-value"])
 def test_weights_survive_a_file(sharing, tmp_path):
-    """safetensors refuses a tensor that is there twice."""
+    """safetensors refuses a tensor that occurs twice."""
     attention = build(Config(max_length=19, rank=3, sharing=sharing))
     other = build(Config(max_length=19, rank=3, sharing=sharing))
     checkpoint.save_file(attention.state_dict(), tmp_path / "weights")

@@ -59,7 +59,7 @@ def named(inputs: list[Tensor]) -> dict[str, Tensor]:
 
 
 def some_globals(time: int = laws.TIME) -> Tensor:
-    """A different number of them in each sample, one next to another, the first and the last token."""
+    """A different number of them in each sample: neighbours, and the first and the last token."""
     chosen = torch.zeros(2, time, dtype=torch.bool)
     chosen[0, [0, 7, 8, time - 1]] = True
     chosen[1, time // 2] = True
@@ -114,7 +114,7 @@ def test_all_tokens_global_is_softmax_of_the_global_projections(causal):
 @pytest.mark.parametrize("window", [0, 1, 3, 8])
 @pytest.mark.parametrize("dilation", [1, 3])
 def test_any_tokens_may_be_global(window, dilation, causal):
-    """Other numbers of them in each sample, in every length up to several blocks."""
+    """A different number of them in each sample, at every length up to several blocks."""
     config = longformer.Config(window=window, dilation=dilation, global_projections=True)
     case = Case("longformer", config, causal)
     attention = case.build()
@@ -141,7 +141,7 @@ def test_global_tokens_under_autocast(time, causal):
 
 @modes
 def test_padding_wins_over_global(causal):
-    """A global_mask may be True in padded places; what the real tokens alone give is the same."""
+    """A global_mask may be True at padded places; the result is that of the real tokens alone."""
     case = Case("longformer", ANY, causal)
     attention, inputs, chosen = case.build(), case.draw(), some_globals()
     for mask in laws.some_masks():
@@ -158,7 +158,7 @@ def test_padding_wins_over_global(causal):
 
 
 def test_global_tokens_after_a_state():
-    """A global token far from the start reads all that came before it: forward = pieces = steps."""
+    """A global token far from the start reads all that came before it: forward, pieces and steps agree."""
     case = Case("longformer", ANY, True)
     attention, inputs, chosen = case.build(), case.draw(), some_globals()
     y = attention(*inputs[:3], **named(inputs), global_mask=chosen)
@@ -169,7 +169,7 @@ def test_global_tokens_after_a_state():
             for size in cuts:
                 part = [x[:, first : first + size] for x in inputs]
                 given = named(part) | {"global_mask": chosen[:, first : first + size]}
-                if stepped:  # its loop takes apart what is read, and so the mask
+                if stepped:  # its loop slices the extra inputs, and so the mask
                     piece, state = extend_by_steps(attention, *part[:3], state, **given)
                 else:
                     piece, state = attention.extend(*part[:3], state, **given)
@@ -185,7 +185,7 @@ def test_global_tokens_after_a_state():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
 @pytest.mark.parametrize(("limit", "causal"), [(None, True), (7, True), (7, False)])
 def test_a_global_mask_in_one_graph_and_in_a_transform(limit, causal):
-    """How many tokens are global cannot be read there: all may be, or as many as the configuration says."""
+    """The number of global tokens cannot be read there: it may be all, or what the configuration says."""
     case = Case("longformer", replace(ANY, global_limit=limit), causal)
     attention, inputs, chosen = case.build(), case.draw(), some_globals()
     y = attention(*inputs[:3], **named(inputs), global_mask=chosen)
@@ -207,7 +207,7 @@ def test_a_global_mask_in_one_graph_and_in_a_transform(limit, causal):
 
 
 def check_a_token_in_one_graph(attention: LongformerAttention, inputs: list[Tensor]) -> None:
-    """After a state, and that after it."""
+    """One token after a state, and another one after that."""
     token = [x[:, :1] for x in inputs]
     _, state = attention.extend(*inputs[:3], attention.start(2, dtype=torch.float64), **named(inputs))
     given = {**named(token), "global_mask": torch.tensor([[True], [False]])}
@@ -233,7 +233,7 @@ def test_more_global_tokens_than_the_limit_are_refused():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
 def test_the_limit_counts_global_tokens_of_earlier_calls():
-    """Those of a sample, however it is cut: a third is refused where counting is free, else not global."""
+    """Counted per sample, however it is cut: a third is refused where counting is free, else not global."""
     case = Case("longformer", replace(ANY, global_limit=2), True)
     attention, inputs = case.build(), case.draw()
     chosen = torch.zeros(2, laws.TIME, dtype=torch.bool)
@@ -264,7 +264,7 @@ def test_a_limit_that_limits_nothing_is_refused():
         ValueError, match=r"global_limit needs global_projections=True or global_tokens: .* got 2"
     ):
         longformer.Config(global_limit=2)
-    longformer.Config(global_limit=2, global_tokens=1)  # a mask may take their place
+    longformer.Config(global_limit=2, global_tokens=1)  # a mask may choose others
 
 
 def test_the_state_is_a_window_and_the_global_tokens():
@@ -363,7 +363,7 @@ def test_defect_10_a_global_token_in_the_window_counts_once():
 
 
 def test_defect_16_scores_below_any_mask_constant():
-    """Real keys have a score of -1e5, padding has 0: all the weight is the former's."""
+    """Real keys have a score of -1e5, padding one of 0: all the weight goes to the real keys."""
     attention = longformer.Config(window=1, scale=1.0).build(heads=1, dim=1, causal=False)
     q, k = torch.full((1, 8, 1, 1), 1.0), torch.full((1, 8, 1, 1), -1e5)
     v = torch.arange(8.0).reshape(1, 8, 1, 1).requires_grad_()
@@ -376,7 +376,7 @@ def test_defect_16_scores_below_any_mask_constant():
 
 @modes
 def test_defect_19_the_window_counts_one_side(causal):
-    """With w = 2, 2 tokens on each side, or 2 before it when causal, besides the token's own."""
+    """With w = 2, a token sees 2 tokens on each side (2 before it when causal) and itself."""
     attention = longformer.Config(window=2).build(heads=1, dim=9, causal=causal)
     x = torch.zeros(1, 9, 1, 9)
     seen = attention(x, x, torch.eye(9).reshape(1, 9, 1, 9))[0, 4, 0]
@@ -384,7 +384,7 @@ def test_defect_19_the_window_counts_one_side(causal):
 
 
 def test_global_projections_begin_as_the_local_ones():
-    """Then a layer whose tokens are all global is softmax with the same projections."""
+    """A layer whose tokens are all global is then softmax with the same projections."""
     torch.manual_seed(0)
     heads = AttentionLayer(16, ANY, heads=4, kv_heads=2)
     plain = AttentionLayer(16, softmax.Config(), heads=4, kv_heads=2)

@@ -23,7 +23,7 @@ VARIANTS = [
 def dense(
     attention: LongShortAttention, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None = None
 ) -> Tensor:
-    """The two equations: all tokens beside all summaries in one softmax, what is not seen struck out."""
+    """The two equations: all tokens beside all summaries in one softmax, with hidden ones masked out."""
     config, time, project = attention.config, q.shape[1], attention.project
     near_k, near_v = norm(attention.key_norm, k), norm(attention.value_norm, v)
     rotated, near_k = (q, near_k) if rope is None else (rope(q), rope(near_k))
@@ -79,7 +79,7 @@ def draw(time: int = TIME) -> list[Tensor]:
 
 
 def shaken(attention: LongShortAttention) -> LongShortAttention:
-    """With normalisations that are no longer those it began with, each its own."""
+    """With random norm parameters, different for each norm."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -88,7 +88,7 @@ def shaken(attention: LongShortAttention) -> LongShortAttention:
 
 
 def same(y: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Values and gradients."""
+    """Assert equal values and gradients."""
     assert_close(y, expected, **EXACT)
     assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
@@ -146,7 +146,7 @@ def test_constant_values_come_back_without_norms(causal):
 
 
 def test_summaries_of_everything_do_not_know_places():
-    """Any order of keys and values gives the same; not so with a window, or causal."""
+    """Any order of keys and values gives the same result; with a window, or when causal, it does not."""
     q, k, v = draw()
     order = torch.randperm(TIME, generator=torch.Generator().manual_seed(2))
     long = build(False, window=0, rank=3)
@@ -156,7 +156,7 @@ def test_summaries_of_everything_do_not_know_places():
 
 
 def shares(attention: LongShortAttention, time: int) -> Tensor:
-    """The weight of each token for each query [t s] where keys are equal, and so all weights of a kind."""
+    """The weight of each token for each query [t s] where all keys, and so all weights of a kind, are equal."""
     q, k, _ = (torch.ones(1, time, heads, DIM, dtype=torch.float64) for heads in (4, 2, 2))
     columns = [torch.nn.functional.one_hot(torch.arange(time), time)[None, :, None].expand(-1, -1, 2, -1)]
     return attention(q, k, columns[0].double())[0, :, 0]
@@ -169,7 +169,7 @@ def uniform(time: int, **options) -> LongShortAttention:
 
 @pytest.mark.parametrize(("window", "segment", "rank"), [(4, 4, 1), (7, 3, 1), (5, 4, 2), (4, 1, 3)])
 def test_a_summary_is_seen_from_the_end_of_its_segment_on(window, segment, rank):
-    """Not by the segment's own last token; every token before the window is in a summary that is seen."""
+    """The segment's last token does not see it; every token before the window is in a visible summary."""
     time = 3 * window * segment
     found = shares(uniform(time, window=window, segment=segment, segment_rank=rank), time)
     for i in range(time):
@@ -182,7 +182,7 @@ def test_a_summary_is_seen_from_the_end_of_its_segment_on(window, segment, rank)
 
 @pytest.mark.parametrize("window", [1, 2, 5, 6, 40])
 def test_defect_19_a_window_is_what_the_configuration_says(window):
-    """Causal, that many tokens, the own one included; else a segment and half of one, rounded up, beside."""
+    """Causal: so many tokens, the query included. Else a segment and half of one, rounded up, per side."""
     for causal in (True, False):
         attention = build(causal, window=window, rank=0, segment_rank=0, dual_norm=False)
         q, k, v = draw()
@@ -196,7 +196,7 @@ def test_defect_19_a_window_is_what_the_configuration_says(window):
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("causal", [True, False])
 def test_defect_16_hidden_scores_are_not_merely_low(causal):
-    """Scores of -1e6 for every real key: padding, at 0 less a large number, would win."""
+    """Every real key has a score of -1e6: padding, at 0 minus a large number, would win."""
     attention = build(causal, window=4, rank=2, segment=4, dual_norm=False)
     q, k, v = (x.detach() for x in draw())
     q, k = torch.full_like(q, 1e3), -1e3 - k
@@ -208,7 +208,7 @@ def test_defect_16_hidden_scores_are_not_merely_low(causal):
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("causal", [True, False])
 def test_defect_16_rows_that_see_nothing_have_no_gradient(causal):
-    """A norm of zeros has a bias, which must not come through; a NaN masked later would be in a gradient."""
+    """A norm of zeros returns its bias, which must not leak; a NaN masked later would reach the gradient."""
     attention, inputs = shaken(build(causal, window=4, rank=2, segment=4)), draw()
     mask = torch.zeros(BATCH, TIME, dtype=torch.bool)
     mask[1, 7] = True
@@ -222,7 +222,7 @@ def test_defect_16_rows_that_see_nothing_have_no_gradient(causal):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [4, 5, 6])
 def test_defect_20_any_length_and_mask_with_several_summaries(causal, window, implementation):
-    """Lengths that are no multiple of window or segment, another mask for each sample, all heads alike."""
+    """Lengths that are no multiple of window or segment; another mask for each sample; all heads alike."""
     attention = shaken(build(causal, window=window, rank=3, segment=4, segment_rank=3))
     for time in range(1, 23):
         q, k, v = (x.detach() for x in draw(time))
@@ -236,7 +236,7 @@ def test_defect_20_any_length_and_mask_with_several_summaries(causal, window, im
 
 
 def test_each_norm_has_its_own_part():
-    """Window values made 0 and summaries 1: y is the share of the summaries, nothing before there is one."""
+    """Window values are 0 and summaries 1: y is the share of the summaries, and 0 before the first one."""
     for causal in (True, False):
         attention = build(causal, window=4, rank=2, segment=4)
         with torch.no_grad():
@@ -251,7 +251,7 @@ def test_each_norm_has_its_own_part():
 
 
 def test_the_edge_is_not_normalised():
-    """Beside the first and the last token nothing is seen, although a norm makes its bias of nothing."""
+    """Beyond the first and the last token nothing is seen, although a norm turns nothing into its bias."""
     attention = build(False, window=4, rank=0)
     with torch.no_grad():
         attention.value_norm.weight.fill_(0.0)
@@ -293,7 +293,7 @@ def test_the_state_is_the_window_the_summaries_and_the_open_means():
 
 
 def test_samples_of_a_batch_may_be_at_different_places():
-    """Prompts of different lengths, pieces of different masks: each sample as if alone."""
+    """Prompts of different lengths and pieces with different masks: each sample as if it were alone."""
     attention = build(True, window=5, segment=3, segment_rank=2)
     q, k, v = (x.detach() for x in draw(40))
     mask = torch.rand(BATCH, 40, generator=torch.Generator().manual_seed(8)) > torch.tensor([[0.7], [0.2]])
@@ -340,7 +340,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_a_state_follows_autocast():
-    """Tokens of 16 bits make a state of 16 bits, but for its sums, which the next ones fit."""
+    """Tokens of 16 bits make a state of 16 bits, except for its sums, and later tokens fit it."""
     torch.manual_seed(0)
     heads = AttentionLayer(8, longshort.Config(window=4, segment=4), heads=2)
     x = torch.randn(1, 14, 8)

@@ -62,8 +62,8 @@ def seen_in_one_round(config: lsh.Config, bucket: list[int]) -> list[list[bool]]
 
 
 def dense(attention: LshAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every score, struck out where no round sees the key; itself too with
-    `see_self`, else only where a token sees nothing else."""
+    """Every score, masked out where no round sees the key. A token sees itself with
+    `see_self`, otherwise only if it sees nothing else."""
     config, time = attention.config, q.shape[1]
     length = q.norm(dim=-1, keepdim=True)
     scores = config.scale * torch.einsum("bthd,bshd->bhts", q, q / length)
@@ -87,7 +87,7 @@ def dense(attention: LshAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_one_chunk_is_softmax_without_oneself(causal, rounds):
-    """However many rounds look at it, whether they count twice or not."""
+    """However many rounds see a key, and whether or not they count it twice."""
     for exact in (True, False):
         case, attention = build(lsh.Config(rounds=rounds, chunk=TIME, exact_union=exact), causal)
         q, k, v = case.draw()
@@ -106,7 +106,7 @@ def test_the_first_token_sees_itself_alone():
     for config in VARIANTS:
         case, attention = build(config)
         q, k, v = case.draw()
-        rounding = EXACT if config.see_self else {"rtol": 0, "atol": 0}  # each round has seen it
+        rounding = EXACT if config.see_self else {"rtol": 0, "atol": 0}  # every round has seen it
         assert_close(attention(q, k, v)[:, 0], v[:, 0], **rounding)
 
 
@@ -131,7 +131,7 @@ def test_order_matters_beyond_one_chunk_only():
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_a_step_gives_what_the_last_token_gets(config, rotary):
-    """Instead of parallel = recurrent: step by step, values and gradients."""
+    """In place of the law parallel = recurrent: step by step, values and gradients."""
     case, attention = build(config, rotary=rotary)
     inputs = case.draw()
     state = attention.start(BATCH, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_extend_gives_the_new_tokens_what_forward_gives_them(config):
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_steps_go_on_after_padding(config):
-    """Each token of a batch with padding = the last token of the real ones so far, alone."""
+    """Each token of a padded batch equals the last token of its real prefix, run alone."""
     case, attention = build(config)
     inputs = case.draw()
     for mask in some_masks():
@@ -215,7 +215,7 @@ def test_later_tokens_change_nothing_while_the_sort_is_held(config):
 
 
 def test_defect_23_what_later_tokens_decide_is_declared():
-    """They can push an earlier key out of sight: a prefix gives another output, and `can` says so."""
+    """Later tokens can push an earlier key out of sight: a prefix gives another output, and `can` says so."""
     case, attention = build(VARIANTS[0])
     inputs = case.draw()
     assert attention.can.lookahead
@@ -225,7 +225,7 @@ def test_defect_23_what_later_tokens_decide_is_declared():
 
 @pytest.mark.usefixtures("implementation")
 def test_defect_09_rounds_are_not_averaged():
-    """A round that sees little weighs little: the mean of the rounds alone is something else."""
+    """A round that sees little weighs little: the mean of the rounds gives something else."""
     config = lsh.Config(rounds=2, chunk=4)
     case, attention = build(config, causal=False)
     q, k, v = case.draw()
@@ -284,7 +284,7 @@ def test_seeds_and_redrawing_change_the_hashes():
 
 @pytest.mark.parametrize("size", [1e-4, 1e4, 1e8])
 def test_a_key_out_of_sight_stays_there_at_any_size(size):
-    """Scores far below -1e5 do not lose to oneself."""
+    """Scores far below -1e5 do not lose to the token's own score."""
     case, attention = build(lsh.Config(rounds=2, chunk=4), causal=False)
     q, _, v = case.draw()
     q = q * size

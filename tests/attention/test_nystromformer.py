@@ -101,7 +101,7 @@ def test_a_landmark_for_every_token_is_softmax(landmarks, inverse):
     ],
 )
 def test_equal_tokens_in_each_segment_are_softmax(config, tolerance):
-    """Then F and B hold the rows and columns of A, and F A^+ B is the whole matrix."""
+    """F and B then hold the rows and columns of A, and F A^+ B is the whole matrix."""
     q, k, v = draw(6)
     q, k = q.repeat_interleave(4, 1), k.repeat_interleave(4, 1)
     v = draw(24)[2]
@@ -122,7 +122,7 @@ def test_constant_values_come_back():
 
 
 def test_landmarks_follow_places():
-    """Keys and values in another order: the same within each segment, else not."""
+    """Permuting keys and values within each segment changes nothing; permuting them across segments does."""
     attention, (q, k, v) = build(Config(landmarks=4)), draw(20)
     y = attention(q, k, v)
     within = torch.cat([5 * i + torch.tensor([3, 1, 4, 0, 2]) for i in range(4)])
@@ -136,7 +136,7 @@ def test_landmarks_follow_places():
 
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 def test_a_batch_of_mixed_lengths(config):
-    """Samples with fewer real tokens than landmarks are softmax, beside others that are not."""
+    """Samples with fewer real tokens than landmarks use softmax, beside others that do not."""
     attention, lengths = build(config), [1, 3, 4, 5, 6, 19]
     q, k, v = (torch.cat([x[:1].detach() for _ in lengths]).requires_grad_() for x in draw())
     mask = torch.arange(19) < torch.tensor(lengths)[:, None]
@@ -294,9 +294,9 @@ def test_dropout_reaches_samples_with_few_queries_or_keys():
 
 @pytest.mark.parametrize(("time", "landmarks"), [(200, 32), (300, 32), (700, 64)])
 def test_an_exact_inverse_of_rounded_numbers_multiplies_no_noise(time, landmarks, monkeypatch):
-    """Tokens without structure, whose A is nearly singular: outputs stay among the values, and what float32
-    rounds away changes them by little, unless a singular value is so near the cutoff that rounding
-    decides."""
+    """Tokens without structure make A nearly singular: outputs stay among the values, and the rounding of
+    float32 changes them little, unless a singular value is so near the cutoff that rounding decides
+    whether it is kept."""
     inverted = []
     monkeypatch.setattr(nystromformer, "exact_inverse", lambda a: (inverted.append(a), exact_inverse(a))[1])
     attention = Config(landmarks=landmarks, inverse="exact").build(heads=4, dim=16, causal=False)
@@ -316,7 +316,7 @@ def test_an_exact_inverse_of_rounded_numbers_multiplies_no_noise(time, landmarks
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_inverse_is_never_of_sixteen_bits(dtype):
-    """Under autocast, and with 16-bit inputs, A^+ is that of float32: the error stays that of the inputs."""
+    """Under autocast, and for 16-bit inputs, A^+ is that of float32: the error stays that of the inputs."""
     torch.manual_seed(0)
     attention = Config(landmarks=16).build(heads=2, dim=8, causal=False)
     q, k, v = (torch.randn(1, 128, 2, 8).to(dtype) for _ in range(3))
@@ -326,7 +326,7 @@ def test_the_inverse_is_never_of_sixteen_bits(dtype):
         mask = torch.ones(1, 128, dtype=torch.bool)
         read = attention.cross_attend(q.float(), attention.encode_memory(k.float(), v.float(), mask), mask)
     step = torch.finfo(dtype).eps
-    for each in (y, read, attention(q, k, v)):  # rounded once, when it is done
+    for each in (y, read, attention(q, k, v)):  # rounded only once, at the end
         assert each.dtype == dtype
         assert_close(each.double(), expected, rtol=step, atol=step / 8)
 
@@ -342,7 +342,7 @@ def test_autocast_in_a_layer():
 
 
 def test_defect_02_landmarks_leave_padding_out():
-    """Means over real tokens alone: neither divided by the whole segment nor with zeros among them."""
+    """Means are over real tokens alone: neither divided by the whole segment nor mixed with zeros."""
     attention, (q, k, v) = build(Config(landmarks=4)), draw()
     mask = torch.ones(2, 19, dtype=torch.bool)
     mask[:, [0, 1, 2, 9, 18]] = False
@@ -355,7 +355,7 @@ def test_defect_02_landmarks_leave_padding_out():
 
 
 def test_a_length_that_does_not_divide_needs_no_padding():
-    """Zeros at the left would take part in every softmax when nobody passes a mask."""
+    """Zeros on the left would take part in every softmax if no mask is passed."""
     q, k, v = draw(21)
     attention = build(Config(landmarks=4))
     assert_close(attention(q, k, v), dense(attention, q, k, v), **EXACT)
@@ -372,7 +372,7 @@ def test_defect_03_norms_are_of_each_sample_and_head():
 
 
 def test_defect_13_lengths_come_from_the_input():
-    """One mechanism for every length, and no row of a batch in another's place."""
+    """One mechanism serves every length, and no row of a batch lands in the place of another."""
     attention = build(Config(landmarks=4))
     for time in (3, 4, 5, 8, 13, 40):
         q, k, v = draw(time)

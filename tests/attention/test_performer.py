@@ -41,7 +41,7 @@ def features(attention: Performer, x: Tensor) -> Tensor:
 
 
 def dense(attention: Performer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every weight phi(q) . phi(k); the future struck out."""
+    """Every weight phi(q) . phi(k), with the future masked out."""
     group = attention.heads // attention.kv_heads
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     weights = torch.einsum("bthf,bshf->bhts", features(attention, q), features(attention, k))
@@ -67,7 +67,7 @@ def built(causal: bool = True, **options) -> Performer:
 
 
 def small(time: int = 12) -> list[Tensor]:
-    """q and k of length 1, for which features are precise; one head each."""
+    """One head with q and k of length 1, where random features are precise."""
     q, k, v = (x[:1, :, :1] for x in drawn(time))
     return [q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True), v]
 
@@ -138,7 +138,7 @@ def test_a_strong_key_leaves_earlier_outputs_and_wins_later_ones():
 
 
 def test_weak_keys_are_not_lost():
-    """Keys whose weights are far below 1e-38, the smallest number of float32, are compared all the same."""
+    """Keys with weights far below 1e-38, the smallest number of float32, are still compared."""
     q, k, v = (x.float() for x in drawn())
     k = k + 40.0  # |k|^2 / 2 sqrt(d) is about 2,000
     for causal in (True, False):
@@ -152,7 +152,7 @@ def test_weak_keys_are_not_lost():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_long_vectors_without_a_row_in_common_give_zero(dtype):
-    """The row that is best for the key -q is the worst for q: what is left of it is less than eps."""
+    """The best row for the key -q is the worst for q: the product that is left is less than eps."""
     q, _, v = (x[:, :, :2].to(dtype) for x in drawn())
     inputs = [x.detach().requires_grad_() for x in (60 * q, -60 * q, v)]
     attention = performer.Config().build(heads=2, dim=6, value_dim=4, causal=True).to(dtype)
@@ -201,7 +201,7 @@ def test_defect_04_padded_and_later_keys_raise_no_maximum(causal):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_padding_before_weak_keys_has_no_part_in_their_maximum(causal):
-    """The exponent of a zero in a padded place is 2,000 above theirs: it neither counts nor overflows."""
+    """A zero at a padded place has an exponent 2,000 above the others: it neither counts nor overflows."""
     inputs = [x.float() for x in drawn()]
     inputs[1] += 40.0
     mask = (torch.arange(19) >= 9).expand(2, -1)
@@ -212,7 +212,7 @@ def test_padding_before_weak_keys_has_no_part_in_their_maximum(causal):
     y, expected = attention(*padded, mask=mask)[:, 9:], attention(*real)
     assert_close(y, expected, rtol=1e-5, atol=1e-5)
     found = [g[:, 9:] for g in gradients(y, padded)]
-    assert_close(found, gradients(expected, real), rtol=1e-4, atol=1e-4)  # of exponents of about 2,000
+    assert_close(found, gradients(expected, real), rtol=1e-4, atol=1e-4)  # exponents are about 2,000
 
 
 def test_defect_07_a_state_may_be_used_twice():
@@ -239,9 +239,9 @@ def test_many_states_under_vmap_may_take_the_same_tokens():
 
 @pytest.mark.parametrize("impl", ["torch", "auto"])
 def test_defect_08_gradients_survive_a_decay_of_everything(impl):
-    """What stood before a key that outweighs it is not found again by subtraction: float32 has lost it."""
+    """What came before an overwhelming key cannot be recovered by subtraction: float32 has lost it."""
     inputs = drawn()
-    inputs[1][:, :12] *= 8  # long keys have little weight, about exp(-60) of that of the ones after them
+    inputs[1][:, :12] *= 8  # long keys have little weight, about exp(-60) of that of later keys
     exact = [x.clone().requires_grad_() for x in inputs]
     single = [x.float().requires_grad_() for x in inputs]
     expected = gradients(built(impl=impl, chunk=4)(*exact), exact)
@@ -255,7 +255,7 @@ def test_defect_21_features_are_drawn_when_asked_only():
 
 
 def test_defect_22_no_state_for_every_token():
-    """Forward and backward of 1,024 tokens keep features and the states between chunks, not t f e numbers."""
+    """Forward and backward over 1,024 tokens keep features and states between chunks, not t f e numbers."""
     attention = performer.Config(features=64, impl="torch").build(heads=1, dim=64, causal=True)
     inputs = [torch.randn(1, 1024, 1, 64, requires_grad=True) for _ in range(3)]
     with Largest() as largest:

@@ -60,7 +60,7 @@ class Mean(Attention):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Installs a package of one module with these entry points, for the time of a test."""
+    """Install a package of one module with these entry points for the duration of a test."""
     made = []
 
     def install(name: str, points: dict[str, str], code: str = MODULE) -> None:
@@ -82,7 +82,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_an_entry_point_is_a_mechanism_like_the_others(package, capsys, tmp_path):
-    """In names, the command line, configurations, checkpoints and generation."""
+    """In the list of names, the command line, configurations, checkpoints and generation."""
     package("acme_mean", {"mean": "acme_mean"})
     assert "mean" in attention.names()
     assert main(["list"]) == 0

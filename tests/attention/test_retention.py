@@ -60,7 +60,7 @@ def test_the_slowest_of_many_heads_still_forgets():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rates_in_float64_are_those_of_the_configuration(dtype):
-    """Whatever dtype a model was in before; rates that were changed stay as they were given."""
+    """Whatever dtype the model had before; rates that were changed stay as they were set."""
     attention = retention.Config().build(heads=8, dim=4, causal=True).to(dtype).double()
     exact = torch.log1p(-(2.0 ** -(5.0 + torch.arange(8).double())))
     assert_close(attention.log_decay, exact, rtol=1e-13, atol=0)
@@ -70,7 +70,7 @@ def test_rates_in_float64_are_those_of_the_configuration(dtype):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_every_query_head_has_a_rate_of_its_own(kv_heads):
-    """With shared keys and values too: it is retention of these repeated, with the rates of as many heads."""
+    """With shared keys and values too: like retention of repeated ones, with a rate for each query head."""
     case = Case("retention", retention.Config(), True, kv_heads=kv_heads)
     attention, (q, k, v, gate) = case.build(), case.draw()
     assert_close(attention.log_decay, replace(case, kv_heads=4).build().log_decay)
@@ -120,10 +120,10 @@ def test_rotary_turns_queries_and_keys():
 
 
 def test_the_normalisers_of_the_paper_cancel_under_the_norm():
-    """Rows divided by sqrt(sum decay^(t-s)) and by max(|sum of scores|, 1), section 2.1: the same heads."""
+    """Rows divided by sqrt(sum decay^(t-s)) and max(|sum of scores|, 1), section 2.1: the same heads."""
     case = Case("retention", retention.Config(gate=False), True, kv_heads=4)
     attention, (q, k, v) = case.build(), case.draw()
-    v = 1e6 * v  # what is added to the mean square is then nothing
+    v = 1e6 * v  # the eps of the mean square then vanishes
     scores = weights(attention, q, k)
     distance = torch.arange(TIME)[:, None] - torch.arange(TIME)
     rows = (attention.log_decay.exp()[:, None, None] ** distance.clamp(min=0)).tril().sum(-1, keepdim=True)
@@ -135,7 +135,7 @@ def test_the_normalisers_of_the_paper_cancel_under_the_norm():
 
 
 def test_the_order_of_keys_matters():
-    """With decay, swapping two pairs changes what the last query gets; without, nothing."""
+    """With decay, swapping two pairs changes the output of the last query; without decay it does not."""
     case = Case("retention", PLAIN, True)
     attention, (q, k, v) = case.build(), case.draw()
     order = torch.arange(TIME)
@@ -148,7 +148,7 @@ def test_the_order_of_keys_matters():
 
 
 def test_constant_values_do_not_come_back():
-    """An unnormalised recurrence: the declared exception to that law of averages."""
+    """An unnormalised recurrence: the declared exception to the law of constant values."""
     q, k, v = Case("retention", PLAIN, True).draw()
     y = Case("retention", PLAIN, True).build()(q, k, torch.full_like(v, 3.0))
     assert (y - 3.0).abs().max() > 1
@@ -169,7 +169,7 @@ def test_zero_rows_and_one_token():
 
 
 def test_defect_15_the_norm_of_a_step_is_that_of_the_whole():
-    """Tiny heads, where what is added to the mean square decides: the same in every form."""
+    """Tiny heads, where the eps added to the mean square dominates: every form gives the same."""
     case = Case("retention", VARIANTS[0], True)
     attention, (q, k, v, gate) = case.build(), case.draw()
     v = 1e-3 * v
@@ -180,7 +180,7 @@ def test_defect_15_the_norm_of_a_step_is_that_of_the_whole():
 
 
 def test_defect_17_old_tokens_fade_without_overflow():
-    """A head that keeps a millionth of its state at each token: exp of minus the elapsed decay is inf."""
+    """A head keeps a millionth of its state at each token: exp of the negated elapsed decay is inf."""
     case = Case("retention", retention.Config(fastest=1 - 1e-6, impl="torch", gate=False), True, heads=2)
     attention = case.build().float()
     inputs = [x.detach().float().requires_grad_() for x in case.draw(256)]
@@ -191,7 +191,7 @@ def test_defect_17_old_tokens_fade_without_overflow():
 
 
 def test_defect_25_the_norm_sees_what_16_bits_would_round():
-    """Sums of 1e-5 have a digit or two in fp16, and the norm magnifies a thousandfold what was rounded."""
+    """Sums of 1e-5 have a digit or two in fp16, and the norm magnifies their rounding a thousandfold."""
     case = Case("retention", retention.Config(gate=False), True)
     inputs = [(0.02 * x.detach()).half() for x in case.draw()]
     attention = case.build().half()

@@ -51,7 +51,7 @@ def key_weights(attention: RandomFeatureAttention, k: Tensor, gate: Tensor | Non
 def dense(
     attention: RandomFeatureAttention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None = None
 ) -> Tensor:
-    """Every weight; the denominator at least den_eps times what the keys count."""
+    """Every weight; the denominator is at least den_eps times the sum of the key counts."""
     group = attention.heads // attention.kv_heads
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     counts = key_weights(attention, k, gate)
@@ -72,7 +72,7 @@ def built(causal: bool = True, **options) -> RandomFeatureAttention:
 
 
 def kernel(name: str, q: Tensor, k: Tensor, tau: float) -> Tensor:
-    """What the features estimate, for one head [t s]."""
+    """The kernel that the features estimate, for one head [t s]."""
     cosine = torch.einsum("td,sd->ts", *(x[0, :, 0] / x[0, :, 0].norm(dim=-1, keepdim=True) for x in (q, k)))
     if name == "trig":
         return (cosine / tau**2).exp()  # up to a constant factor
@@ -90,7 +90,7 @@ def test_many_features_are_the_kernel(name, tau, causal):
     weights = kernel(name, q, k, tau)
     weights = weights.tril() if causal else weights
     expected = torch.einsum("ts,bsge->btge", weights / weights.sum(1, keepdim=True), v)
-    # 60,000^-1/2 = 0.004 is the error of a weight, of which the smallest are about a tenth of the largest.
+    # 60,000^-1/2 = 0.004 is the error of a weight; the smallest weights are about a tenth of the largest.
     assert_close(attention(q, k, v), expected, rtol=0, atol=0.05)
 
 
@@ -145,7 +145,7 @@ def test_order_matters_only_to_causal_forms():
 
 
 def test_order_matters_to_a_gate():
-    """To the last query too, which sees every key."""
+    """It matters to the last query too, which sees every key."""
     q, k, v, gate = drawn(gate=True)
     order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
     mixed, attention = [x[:, order] for x in (k, v)], built(gate=True)
@@ -175,7 +175,7 @@ def test_an_equal_gate_discounts(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_closed_gate_returns_the_values(dtype):
-    """g -> 0: only the token itself counts. Queries are the keys, so that its weight is 1."""
+    """g -> 0: only the token itself counts. Queries equal keys, so that its weight is 1."""
     case = Case("rfa", rfa.Config(gate=True), True, kv_heads=4)
     q, _, v, gate = (x.detach().to(dtype).requires_grad_() for x in case.draw())
     y = case.build().to(dtype)(q, q, v, gate=torch.full_like(gate, -1e4))
@@ -186,7 +186,7 @@ def test_a_closed_gate_returns_the_values(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_an_open_gate_keeps_the_state(dtype):
-    """g -> 1 after some tokens: what they gave stays; from nothing, it is ungated attention."""
+    """g -> 1 after some tokens: their output stays; from the empty state, it is ungated attention."""
     q, k, v, gate = (x.to(dtype) for x in drawn(gate=True))
     attention = built(features=64, gate=True).to(dtype)
     always = torch.full_like(gate, 1e4).requires_grad_()
@@ -206,7 +206,7 @@ def test_an_open_gate_keeps_the_state(dtype):
 
 @pytest.mark.parametrize("size", [1e-6, 1 - 1e-6, None])
 def test_defect_17_gates_near_0_and_1(size):
-    """chunks = steps = the definition, where the inverse of a decay would overflow; so are the gradients."""
+    """Chunks, steps and the definition agree where the inverse of a decay would overflow; gradients too."""
     inputs = drawn(40, gate=True)
     inputs[3] = inputs[3] * 20 if size is None else torch.full_like(inputs[3], math.log(size / (1 - size)))
     inputs = [x.requires_grad_() for x in inputs]
@@ -224,7 +224,7 @@ def test_defect_17_gates_near_0_and_1(size):
 @pytest.mark.parametrize("kernel", ["trig", "arccos"])
 @pytest.mark.parametrize("size", [50.0, 60.0])
 def test_gradients_where_next_to_nothing_is_written(kernel, size):
-    """Gates of a sigmoid near 1: the denominator is tiny, and its square below what float32 holds."""
+    """Gates with a sigmoid near 1: the denominator is tiny, and its square is below the range of float32."""
     config = rfa.Config(kernel=kernel, features=32, gate=True)
     inputs = drawn(9, gate=True)
     inputs[3] = torch.full_like(inputs[3], size)
@@ -238,7 +238,7 @@ def test_gradients_where_next_to_nothing_is_written(kernel, size):
 
 
 def test_gradients_are_those_of_finite_differences():
-    """Of everything that is learned and of the state that came before."""
+    """Gradients of every learned parameter and of the state that came before."""
     case = Case("rfa", rfa.Config(features=8, gate=True, impl="torch"), True, heads=1, kv_heads=1)
     attention = case.build()
     q, k, v, gate = (x.detach()[:1, :4].requires_grad_() for x in case.draw())
@@ -284,8 +284,8 @@ def test_defect_01_padded_keys_are_not_in_the_denominator():
 
 
 def test_a_denominator_is_no_smaller_than_its_noise():
-    """Of sharp attention by few rows many denominators are noise, which magnifies nothing: no output exceeds
-    the largest value so far times (2 features)^(1/2), and hardly any twice that value."""
+    """In sharp attention by few rows many denominators are noise, which must magnify nothing: no output
+    exceeds the largest value so far times (2 features)^(1/2), and hardly any exceeds twice that value."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 256, 8, 64, generator=generator) for _ in range(3))
     attention = rfa.Config(tau=0.5, learn_sigma=False).build(heads=8, dim=64, causal=True)
@@ -294,11 +294,11 @@ def test_a_denominator_is_no_smaller_than_its_noise():
     assert (size <= 128**0.5 + 1e-3).all()
     assert (size > 2).float().mean() < 0.01
     few = rfa.Config(tau=0.5, learn_sigma=False, den_eps=1e-3).build(heads=8, dim=64, causal=True)
-    assert ((few(q, k, v).abs().amax(-1) / largest) > 2).float().mean() > 0.1  # what the bound is for
+    assert ((few(q, k, v).abs().amax(-1) / largest) > 2).float().mean() > 0.1  # the bound prevents this
 
 
 def test_the_default_bound_is_below_what_is_estimated():
-    """At tau = 1 no exact weight is below exp(-2): the bound meets noise alone."""
+    """At tau = 1 no exact weight is below exp(-2): the bound affects noise alone."""
     assert built().den_eps < math.exp(-2)
     assert built(features=8).den_eps == 0.25
     assert built(den_eps=0.01).den_eps == 0.01
@@ -306,8 +306,8 @@ def test_the_default_bound_is_below_what_is_estimated():
 
 @pytest.mark.parametrize(("dtype", "autocast"), [(torch.float16, False), (torch.float32, True)])
 def test_sharp_attention_keeps_its_gradients_in_16_bits(dtype, autocast):
-    """A layer in float16, or in float32 under bfloat16's autocast, is near that in float64: a few roundings.
-    Noise in the denominator would magnify them to a third of a gradient."""
+    """A layer in float16, or in float32 under bfloat16 autocast, is within a few roundings of float64. Noise
+    in the denominator would magnify these to a third of a gradient."""
     torch.manual_seed(0)
     layer = AttentionLayer(256, rfa.Config(tau=0.5), heads=4).double()
     generator = torch.Generator().manual_seed(0)
@@ -327,7 +327,7 @@ def test_sharp_attention_keeps_its_gradients_in_16_bits(dtype, autocast):
 
 
 def test_defect_15_one_rule_for_every_denominator():
-    """Whole, masked, step by step and cross: the same bound, which acts on many of these rows."""
+    """Whole, masked, step by step and cross: the same bound applies, and it affects many of these rows."""
     config = rfa.Config(features=2, den_eps=0.5)
     q, k, v = drawn()
     for causal in (True, False):
@@ -355,7 +355,7 @@ def test_defect_21_rows_are_drawn_when_asked_only():
 
 
 def test_defect_22_no_state_for_every_token():
-    """Forward and backward of 1,024 tokens keep features and the states between chunks, not t f e numbers."""
+    """Forward and backward over 1,024 tokens keep features and states between chunks, not t f e numbers."""
     attention = rfa.Config(features=32, gate=True, impl="torch").build(heads=1, dim=64, causal=True)
     inputs = [torch.randn(1, 1024, 1, 64, requires_grad=True) for _ in range(3)]
     gate = torch.randn(1, 1024, 1, requires_grad=True)

@@ -14,7 +14,7 @@ VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3
 
 
 def dense(attention: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Equation 1, every score; the future and what lies beyond the window struck out."""
+    """Equation 1, every score; the future and what lies beyond the window are masked out."""
     group = attention.heads // attention.kv_heads
     scale = q.shape[-1] ** -0.5 if attention.config.scale is None else attention.config.scale
     scores = scale * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2))
@@ -40,7 +40,7 @@ def test_a_window_of_one_returns_the_values():
 
 @pytest.mark.parametrize("window", [3, 20, 70])
 def test_a_window_over_many_blocks(window):
-    """Padded, whole and in pieces: what the real tokens alone give by the definition."""
+    """Padded, whole and in pieces: the real tokens alone, by the definition."""
     attention = Case("softmax", softmax.Config(window=window), True).build()
     inputs = Case("softmax", softmax.Config(), True).draw(300)
     mask = torch.rand(2, 300, generator=torch.Generator().manual_seed(0)) > 0.3
@@ -69,7 +69,7 @@ def test_defect_24_the_future_is_hidden_without_another_mask(mask):
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_defect_24_tokens_after_a_cache_stand_at_its_end(window):
-    """Aligned to the other corner, the first of them would see the first key alone."""
+    """A causal mask aligned to the other corner would let the first of them see only the first key."""
     inputs = Case("softmax", softmax.Config(), True).draw()
     attention = Case("softmax", softmax.Config(window=window), True).build()
     _, state = attention.extend(*(x[:, :12] for x in inputs), attention.start(2, dtype=torch.float64))
@@ -85,7 +85,7 @@ def test_the_cache_of_a_window_stops_growing():
 
 
 def test_order_matters_only_to_the_causal_form():
-    """Keys, values and their mask in another order."""
+    """Keys, values and their mask are permuted."""
     q, k, v = Case("softmax", softmax.Config(), True).draw()
     mixed = torch.randperm(TIME, generator=torch.Generator().manual_seed(0))
     attention = Case("softmax", softmax.Config(), False).build()
@@ -141,7 +141,7 @@ def test_a_window_needs_causal():
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_cache_follows_autocast(window):
-    """Tokens of 16 bits make a cache of 16 bits, which the next ones fit."""
+    """Tokens of 16 bits make a cache of 16 bits, and later tokens fit it."""
     heads = AttentionLayer(8, softmax.Config(window=window), heads=2)
     x = torch.randn(1, 6, 8)
     with torch.autocast("cpu", torch.bfloat16):

@@ -30,7 +30,7 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def dense(attention: StateSpaceDuality, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, *gate: Tensor) -> Tensor:
-    """The paper's quadratic form (section 5.2): C B^T, struck by the decays from s to t, times dt x."""
+    """The paper's quadratic form (section 5.2): C B^T, masked by the decays from s to t, times dt x."""
     if attention.config.conv is not None:
         q, k, v = (
             convolved(x, getattr(attention, f"conv_{name}"), getattr(attention, f"bias_{name}"))
@@ -49,7 +49,7 @@ def dense(attention: StateSpaceDuality, q: Tensor, k: Tensor, v: Tensor, dt: Ten
 
 
 def test_steps_of_one_size_are_retention():
-    """dt the same for all tokens: decays at fixed rates, of a product without a feature map."""
+    """The same dt for all tokens: decays at fixed rates, of a product without a feature map."""
     case = Case("ssd", ssd.Config(conv=None, skip=False, gate=False), True, heads=2, kv_heads=2)
     attention, (q, k, v, dt) = case.build(), case.draw()
     config = retention.Config(normalize_heads=False, gate=False)
@@ -83,7 +83,7 @@ def test_a_token_with_a_large_step_empties_the_state():
 
 
 def test_the_norm_is_of_all_heads():
-    """A head that is larger than the others stays so."""
+    """A head that is larger than the others stays larger."""
     case = Case("ssd", ssd.Config(conv=None, gate=False), True, heads=4, kv_heads=4)
     attention, (q, k, v, dt) = case.build(), case.draw()
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_the_norm_is_of_all_heads():
 
 
 def test_constant_values_do_not_come_back():
-    """An unnormalised recurrence: the declared exception to that law of averages."""
+    """An unnormalised recurrence: the declared exception to the law of constant values."""
     case = Case("ssd", ssd.Config(conv=None, gate=False), True)
     q, k, v, dt = case.draw()
     y = case.build()(q, k, torch.full_like(v, 3.0), dt=dt)

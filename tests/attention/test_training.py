@@ -1,4 +1,4 @@
-"""What a training loop of one's own calls: features drawn when it is time, parameters not to be decayed."""
+"""What a custom training loop calls: features drawn on schedule, parameters exempt from weight decay."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def network(*configs):
 
 
 def drawn(model):
-    """The buffers of each layer, in one vector."""
+    """The buffers of each layer, as one vector per layer."""
     return [torch.cat([torch.empty(0), *(x.flatten() for x in layer.buffers())]) for layer in model]
 
 

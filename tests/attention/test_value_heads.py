@@ -35,7 +35,7 @@ def case_of(config, heads=2, kv_heads=2, value_heads=None) -> Case:
 @each
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_any_numbers_of_heads(config, heads):
-    """Parallel, step by step, resumed, padded and packed: the definition."""
+    """Parallel, step by step, resumed, padded and packed: all equal the definition."""
     case = case_of(config, *heads)
     laws.equals_its_definition(case, import_module(f"tests.attention.test_{case.name}").dense)
     laws.parallel_is_recurrent(case)
@@ -62,7 +62,7 @@ def test_a_key_head_is_repeated_for_its_value_heads(config):
 
 @each
 def test_as_many_as_key_heads_change_nothing(config):
-    """Parameters, what is read and the numbers."""
+    """Parameters, extra inputs and numbers stay the same."""
     given, absent = case_of(config, 4, 2, 2), case_of(config, 4, 2)
     first, second = given.build(), absent.build()
     assert list(first.state_dict()) == list(second.state_dict())
@@ -79,7 +79,7 @@ def test_each_value_head_has_a_state(config):
 
 
 def test_one_query_and_key_for_all_heads_is_the_layer_of_mamba_2():
-    """Steps, rates and skips by value head."""
+    """Steps, rates and skips are per value head."""
     built = ssd.Config(value_heads=6).build(heads=1, dim=8, value_dim=4, causal=True)
     assert built.extra_inputs() == {"dt": 6, "gate": 24}
     assert built.A_log.shape == built.dt_bias.shape == built.D.shape == (6,)
