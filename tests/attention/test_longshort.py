@@ -156,7 +156,7 @@ def test_summaries_of_everything_do_not_know_places():
 
 
 def shares(attention: LongShortAttention, time: int) -> Tensor:
-    """The weight of each token for each query [t s] where all keys, and so all weights of a kind, are equal."""
+    """The weight of each token for each query [t s] where all keys are equal: weights of a kind are too."""
     q, k, _ = (torch.ones(1, time, heads, DIM, dtype=torch.float64) for heads in (4, 2, 2))
     columns = [torch.nn.functional.one_hot(torch.arange(time), time)[None, :, None].expand(-1, -1, 2, -1)]
     return attention(q, k, columns[0].double())[0, :, 0]

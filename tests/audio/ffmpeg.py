@@ -1,4 +1,4 @@
-"""ffmpeg for tests: the program where there is one, and a stand-in that does as it is told."""
+"""ffmpeg for tests: the real program where it is installed, and a stand-in that does as it is told."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-# What it is started with, the file it reads, and then what a test adds.
+# It records its arguments and reads the file; then comes the code that a test adds.
 _STAND_IN = """#!{python}
 import json, struct, sys
 arguments = sys.argv[1:]
@@ -36,7 +36,7 @@ def real_ffmpeg() -> str | None:
 
 
 def only_on_path(monkeypatch, folder: Path, program: str | None) -> None:
-    """Makes `program` the only ffmpeg on PATH, or leaves none there."""
+    """Make `program` the only ffmpeg on PATH, or leave none there."""
     folder.mkdir(exist_ok=True)
     if program is not None:
         (folder / "ffmpeg").symlink_to(program)
@@ -44,7 +44,7 @@ def only_on_path(monkeypatch, folder: Path, program: str | None) -> None:
 
 
 def stand_in(monkeypatch, folder: Path, body: str) -> Path:
-    """Puts a program onto PATH that does what `body` says -> the file of its arguments, as JSON."""
+    """Put a program onto PATH that does what `body` says -> the file with its arguments, as JSON."""
     folder.mkdir(exist_ok=True)
     log, program = folder / "arguments.json", folder / "ffmpeg"
     program.write_text(_STAND_IN.format(python=sys.executable, log=str(log), body=body))

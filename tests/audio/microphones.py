@@ -1,4 +1,4 @@
-"""A stand-in for sounddevice: devices that hear what a test says, as fast as they can."""
+"""A stand-in for sounddevice: its devices hear what a test gives them, as fast as they can."""
 
 import sys
 import threading
@@ -12,16 +12,16 @@ class PortAudioError(Exception):
 
 
 class Room:
-    """Devices and what their microphones hear: samples [n] at a rate, all of it at once.
+    """Devices and what their microphones hear: samples [n] at a rate, all of them at once.
 
-    ends: "stays" on and silent, or is "unplugged"; broken: cannot be opened; lost: blocks that overflow.
+    ends: it "stays" on and silent, or is "unplugged"; broken: cannot be opened; lost: blocks that overflow.
     """
 
     def __init__(self, samples, rate, *, ends="stays", broken=False, lost=0):
         self.samples, self.rate = np.asarray(samples, np.float32), rate
         self.ends, self.broken, self.lost = ends, broken, lost
-        self.heard = threading.Event()  # all of it
-        self.opened = []  # settings of every stream
+        self.heard = threading.Event()  # set once all of it has been heard
+        self.opened = []  # the settings of every stream
         self.devices = [
             {"name": "Speakers", "index": 0, "max_input_channels": 0, "default_samplerate": 44_100.0},
             {"name": "Built-in", "index": 1, "max_input_channels": 2, "default_samplerate": float(rate)},

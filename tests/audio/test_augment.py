@@ -1,4 +1,4 @@
-"""SpecAugment: what is hidden, how much at most, and that padding has no part in it. Tempos."""
+"""SpecAugment: what is hidden, how much at most, and that padding takes no part in it. Tempos."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def draw(seed=0):
 
 
 def intervals(hidden):
-    """How many runs of True there are in a vector."""
+    """The number of runs of True in a vector."""
     return int(hidden[0]) + int((hidden[1:] & ~hidden[:-1]).sum())
 
 
@@ -55,7 +55,7 @@ def test_bands_and_spans_are_hidden_and_nothing_else(shape, bands, band, spans, 
 
 
 def test_widths_and_places_are_equally_likely():
-    """Of 4 bins a band of 1 is each as often; of the 3 bands of 2 one is at each edge, two in the middle."""
+    """Each band of 1 is equally likely; of the 3 bands of 2, one covers each edge bin, two the others."""
     x = features(b=20_000, t=2, i=4)
     hidden = spec_augment(x, None, draw(), bands=1, band=0.5, spans=0) != x
     share = hidden.all(1).double().mean(0)
@@ -84,7 +84,7 @@ def test_padding_changes_nothing_and_stays():
 
 
 def test_an_utterance_is_hidden_alike_however_long_the_batch():
-    """The draws of a batch are as many whatever is in it."""
+    """A batch makes the same number of draws, whatever it holds."""
     x = features(b=2)
     short = spec_augment(x[:, :9], lengths_to_mask(torch.tensor([9, 5])), draw(3))
     long = spec_augment(x, lengths_to_mask(torch.tensor([9, 5]), 20), draw(3))
@@ -97,7 +97,7 @@ def test_the_generator_decides_and_the_global_one_is_not_touched():
     assert torch.equal(spec_augment(x, None, draw()), spec_augment(x, None, draw()))
     assert not torch.equal(spec_augment(x, None, draw()), spec_augment(x, None, draw(1)))
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(x, features())  # and what is given stays
+    assert torch.equal(x, features())  # the input is unchanged
 
 
 def test_nothing_to_hide():
@@ -107,7 +107,7 @@ def test_nothing_to_hide():
 
 
 def test_features_that_need_a_gradient():
-    """Where something is hidden, only the mean is seen."""
+    """Where something is hidden, the gradient sees only the mean."""
     x = features(b=1).requires_grad_()
     spec_augment(x, None, draw(), bands=0, spans=1, span=20, share=1.0).sum().backward()
     assert_close(x.grad.sum(), torch.tensor(float(x.numel()), dtype=torch.float64))
@@ -144,7 +144,7 @@ def test_what_is_refused(options, message):
 @pytest.mark.parametrize("speed", [0.5, 0.9, 1.0, 1.1, 3.0, 100.0])
 @pytest.mark.parametrize("t", [1, 2, 7, 100])
 def test_what_rises_evenly_does_so_at_any_tempo(t, speed):
-    """From the first frame to the last, in as many steps as the tempo leaves."""
+    """From the first frame to the last, in as many frames as the tempo leaves."""
     x = (np.arange(t)[:, None] * np.array([1.0, -2.0]) + 3).astype(np.float32)
     y = changed_tempo(x, speed)
     frames = max(1, round(t / speed))

@@ -1,4 +1,4 @@
-"""Formats that libsndfile does not read, by ffmpeg: itself, and a stand-in that fails in every way."""
+"""Formats that libsndfile cannot read: ffmpeg itself, and a stand-in that fails in every way."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from lintra.audio.waveform import blocks, read
 from tests.audio.ffmpeg import only_on_path, real_ffmpeg, stand_in
 from tests.tasks.speech import RATE, write_wave
 
-COPY = "out.write(header(8000, 2)); out.write(content)"  # what the file holds, as floats of two channels
+COPY = "out.write(header(8000, 2)); out.write(content)"  # the content of the file, as floats of two channels
 
 
 def noise(n=3 * RATE):
@@ -40,7 +40,7 @@ def ffmpeg(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_libsndfile_does_not_read(ffmpeg, tmp_path):
-    """Without loss what went in; AAC in m4a close to it. In pieces and in sections too."""
+    """Lossless formats give back the input, and AAC in m4a something close; in pieces and in sections too."""
     wave = write_wave(tmp_path / "a.wav", noise())
     samples = read(wave, RATE)
     lossless = ffmpeg(wave, "a.mka", "-c:a", "pcm_s16le")
@@ -92,7 +92,7 @@ def test_without_ffmpeg(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["-y.m4a", "a b;'\"$(x).m4a", "http:x.m4a", "%d.m4a"])
 def test_names_are_names(tmp_path, monkeypatch, name):
-    """Whatever a file is called, it is one argument, and a file."""
+    """Whatever its name, a file is passed as one argument, and as a file."""
     log = stand_in(monkeypatch, tmp_path / "bin", COPY)
     monkeypatch.chdir(tmp_path)
     both = np.stack([noise(), -noise() / 2], 1)
@@ -124,7 +124,7 @@ def test_what_goes_wrong_is_said(tmp_path, monkeypatch, body, message):
 
 
 def test_what_is_not_heard_to_its_end_is_not_decoded(tmp_path, monkeypatch):
-    """The program ends with the reader."""
+    """The program ends when the reader stops."""
     body = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))\n"
     body += "out.write(header(8000, 1))\nwhile True: out.write(content)"
     stand_in(monkeypatch, tmp_path / "bin", body)

@@ -1,4 +1,4 @@
-"""Filterbanks: Kaldi's equal the definition, a stream's equal the whole, what is refused."""
+"""Filterbanks: those of Kaldi equal the definition, streaming equals the whole, and what is refused."""
 
 import sys
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lintra.audio import features
 from lintra.audio.features import Config, Stream, compute, reference
 
-# Kaldi's are computed in float32: an energy is right to about 1e-7 of all of the frame's, of which a bin may
-# hold a thousandth here.
+# Kaldi computes in float32: an energy is accurate to about 1e-7 of the total energy of its frame, of which
+# a bin may hold a thousandth here.
 TOLERANCE = 1e-3
 
 
@@ -72,7 +72,7 @@ def test_pieces_give_the_frames_of_the_whole(lengths, dither):
     config = Config(rate=8_000, bins=10, dither=dither)
     samples = audio(sum(lengths))
     stream, parts = Stream(config), np.split(samples, np.cumsum(lengths)[:-1])
-    for _ in range(2):  # after it is finished a stream is as new
+    for _ in range(2):  # a finished stream is as good as new
         pieces = [stream.push(part) for part in parts]
         np.testing.assert_array_equal(np.concatenate([*pieces, stream.finish()]), compute(samples, config))
 
@@ -82,7 +82,7 @@ def test_a_stream_keeps_less_than_a_frame():
     for _ in range(50):
         stream.push(audio(3_210))
         assert len(stream._left) < stream.config.frame
-        assert stream._left.base is None  # and holds no longer array alive
+        assert stream._left.base is None  # and keeps no longer array alive
 
 
 def test_dither_is_the_same_each_time_and_of_its_size():

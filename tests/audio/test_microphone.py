@@ -1,4 +1,4 @@
-"""A microphone gives what it hears, whole, and says what is wrong with it; devices are a stand-in's."""
+"""A microphone returns all that it hears, and reports what is wrong with it; the devices are a stand-in."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ def noise(n=RATE):
 
 
 def test_everything_is_heard_until_it_is_stopped(monkeypatch):
-    """What has come by then included, however it is cut."""
+    """This includes what has arrived by then, however it is cut."""
     for seconds in (0.01, 0.13, 60.0):
         room = Room(noise(RATE + 7), RATE).install(monkeypatch)
         pieces = list(Microphone().pieces(seconds=seconds, stopped=room.heard.is_set))
@@ -83,6 +83,6 @@ def test_without_the_package(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("sounddevice") is None, reason="sounddevice is not installed")
 def test_the_package_itself():
-    """Without PortAudio, or without a microphone of this name, a sentence says so."""
+    """Without PortAudio, or without a microphone of this name, an error message says so."""
     with pytest.raises(SpeechError, match=r"apt install libportaudio2$|there is no microphone 'no such"):
         Microphone("no such microphone")

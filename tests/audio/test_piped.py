@@ -1,4 +1,4 @@
-"""Audio through a pipe is the file's, however few bytes come at once and whether its length is known."""
+"""Audio from a pipe is that of the file, however few bytes come at once and whatever length is claimed."""
 
 import io
 import struct
@@ -37,7 +37,7 @@ def heard(content, at_once=10**9, **options):
 
 
 def unknown(content: bytes, size: int) -> bytes:
-    """With another length of its audio in the header."""
+    """The file with another length of audio in its header."""
     place = content.index(b"data") + 4
     return content[:place] + struct.pack("<I", size) + content[place + 4 :]
 
@@ -51,7 +51,7 @@ def test_what_the_file_says(tmp_path, subtype, channels):
     for size in (None, 0, 0x7FFF_0000, 0x8000_0000, 0xFFFF_FFFF):
         given = content if size is None else unknown(content, size)
         if b"PEAK" in given[given.index(b"data") :]:
-            continue  # behind the audio, where it would be taken for audio
+            continue  # it comes after the audio and would be taken for audio
         np.testing.assert_array_equal(heard(given), whole)
     np.testing.assert_array_equal(heard(content + b"LIST\4\0\0\0more"), whole)
     (tmp_path / "a.wav").write_bytes(content := wav(noise(channels=channels), subtype, form="WAVEX"))
@@ -79,10 +79,10 @@ def test_in_pieces_of_any_size(at_once, seconds, raw, channels):
     np.testing.assert_array_equal(found, heard(content, **options))
 
 
-@pytest.mark.parametrize("samples", [10, 11])  # of one byte: those of an odd chunk are filled up
+@pytest.mark.parametrize("samples", [10, 11])  # samples of one byte: an odd chunk is padded
 @pytest.mark.parametrize("between", [b"", b"LIST\4\0\0\0more"])
 def test_a_second_recording_is_not_left_out_in_silence(tmp_path, samples, between):
-    """It is refused, in a pipe when the first is out, as it is in a file; what says more of one is not."""
+    """It is refused: in a pipe once the first has come out, as in a file. Further metadata is not refused."""
     first, second = wav(noise(samples), "PCM_U8"), wav(noise(3))
     if between:
         size = struct.pack("<I", len(first) - 8 + len(between))

@@ -1,4 +1,4 @@
-"""Symbols: texts to numbers and back, what they are learned from, what they refuse."""
+"""Symbols: from text to numbers and back, what they are learned from, what they refuse."""
 
 import json
 import unicodedata

@@ -1,4 +1,4 @@
-"""Audio: every format gives the same samples, pieces give the whole, what is wrong with a file is said."""
+"""Audio: every format gives the same samples, pieces add up to the whole, and errors name what is wrong."""
 
 import os
 import struct
@@ -32,7 +32,7 @@ def tone(hz, rate, seconds=0.5):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes samples into a file of this name; its path."""
+    """Write samples into a file of this name and return its path."""
 
     def write(name="a.wav", samples=None, rate=RATE, **options):
         path = tmp_path / name
@@ -48,7 +48,7 @@ def write(tmp_path):
         ("a.wav", {"subtype": "PCM_U8"}, 2**-7),
         ("a.wav", {"subtype": "PCM_16"}, 2**-15),
         ("a.wav", {"subtype": "PCM_24"}, 2**-23),
-        ("a.wav", {"subtype": "PCM_32"}, 2**-23),  # of float32
+        ("a.wav", {"subtype": "PCM_32"}, 2**-23),  # the precision of float32
         ("a.wav", {"subtype": "FLOAT"}, 0),
         ("a.wav", {"subtype": "DOUBLE"}, 0),
         ("a.flac", {"subtype": "PCM_24"}, 2**-23),
@@ -60,7 +60,7 @@ def test_every_format_has_the_same_samples(write, name, options, step):
     samples = audio(channels=2)
     got = read(write(name, samples, **options), RATE)
     assert got.dtype == np.float32
-    # A sample may be rounded up or down by a step; the mean of two channels is float32.
+    # Rounding may change a sample by one step; the mean of two channels is float32.
     np.testing.assert_allclose(got, samples.mean(1), rtol=1e-6, atol=step + 1e-7)
 
 
@@ -84,7 +84,7 @@ def test_a_tone_stays_a_tone_at_another_rate(write, rate):
     got = read(write(samples=tone(1_000, rate), rate=rate, subtype="FLOAT"), 16_000)
     wanted = tone(1_000, 16_000)
     assert abs(len(got) - len(wanted)) <= 1
-    inside = slice(800, 7_200)  # where the filter sees no end
+    inside = slice(800, 7_200)  # far enough from the ends for the filter
     np.testing.assert_allclose(got[inside], wanted[inside], atol=1e-4)
 
 
@@ -100,7 +100,7 @@ def test_pieces_are_the_whole(tmp_path_factory, samples, rate, seconds):
     soundfile.write(path, audio(samples), RATE)
     pieces = list(blocks(path, rate, seconds=seconds))
     np.testing.assert_array_equal(np.concatenate(pieces), read(path, rate))
-    held = 0.5  # seconds, by the resampler
+    held = 0.5  # seconds held by the resampler
     assert max(map(len, pieces)) <= rate * (seconds + held)
 
 
@@ -111,7 +111,7 @@ def test_pieces_need_little_memory(write):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert samples == 60 * 16_000
-    assert peak < 60 * RATE  # bytes: the whole has 8 times as many, and twice as many again at the other rate
+    assert peak < 60 * RATE  # bytes: the whole takes 8 times as many, and twice that at the other rate
 
 
 @settings(max_examples=25)
@@ -173,7 +173,7 @@ def test_files_that_are_cut_short(write, name, share):
 
 @pytest.mark.parametrize("claim", [0xFFFF_FFFF, 0x7FFF_FFFF])
 def test_a_wave_file_that_was_written_to_a_pipe(write, claim):
-    """Its header cannot know how long it is."""
+    """When such a header is written, the length is unknown."""
     path = write()
     wanted, content = read(path, RATE), bytearray(path.read_bytes())
     place = content.index(b"data") + 4
@@ -186,7 +186,7 @@ def test_a_flac_file_that_was_written_to_a_pipe(write):
     path = write("a.flac")
     wanted, content = read(path, RATE), bytearray(path.read_bytes())
     content[21] &= (
-        0xF0  # the 36 bits of the number of samples, after "fLaC", a header of 4 bytes and 13.5 more
+        0xF0  # the 36-bit number of samples comes after "fLaC", a header of 4 bytes and 13.5 more
     )
     content[22:26] = bytes(4)
     path.write_bytes(content)
@@ -194,7 +194,7 @@ def test_a_flac_file_that_was_written_to_a_pipe(write):
 
 
 def test_an_mp3_file_without_its_length(write):
-    """The length is then a guess from the first frames, here of silence, which are small."""
+    """The length is then a guess from the first frames, which are small: they hold silence here."""
     samples = np.concatenate([np.zeros((40_000, 1), np.float32), audio(40_000)])
     path = write("a.mp3", samples, 16_000, bitrate_mode="VARIABLE")
     content = path.read_bytes()
@@ -273,7 +273,7 @@ def test_a_rate_at_which_nothing_can_be_heard(write):
 
 @pytest.mark.parametrize(("bits", "fits"), [(4, False), (8, True), (12, False), (20, False), (24, True)])
 def test_bits_that_fill_no_bytes(tmp_path, bits, fits):
-    """Where they stand in the bytes, programs disagree: read the other way, 12 bits are a 16th as loud."""
+    """Programs disagree on where these bits stand in the bytes: misread, 12 bits are a 16th as loud."""
     size = -(-bits // 8)
     form = struct.pack("<IHHIIHH", 16, 1, 1, RATE, RATE * size, size, bits)
     data = b"data" + struct.pack("<I", 100 * size) + bytes(100 * size)
@@ -289,7 +289,7 @@ def test_bits_that_fill_no_bytes(tmp_path, bits, fits):
 
 
 def test_the_decoder_s_own_words_are_not_printed(write, capfd):
-    """Of an MP3 file with a hole and one cut short, mpg123 tells standard error."""
+    """mpg123 writes to standard error about an MP3 file with a hole and one that is cut short."""
     path = write("a.mp3", audio(40_000), 16_000)
     content = path.read_bytes()
     for damaged in (content[:1_000] + bytes(400) + content[1_400:], content[: len(content) // 2]):
@@ -334,7 +334,7 @@ def test_without_the_package(write, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.aiff", "a.au", "a.caf", "a.mp3"])
 def test_standard_error_is_left_alone_but_for_mp3(write, monkeypatch, name):
-    """It belongs to the whole process: readers of other formats need neither wait nor hide what it says."""
+    """It belongs to the whole process: readers of other formats neither wait for it nor hide its output."""
     path = write(name)
     moved = []
 
@@ -357,14 +357,14 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have():
 
 
 def loud_then_quiet(seconds=12, rate=16_000):
-    """Of which the first frames of an MP3 are longer than the others."""
+    """Audio whose first MP3 frames are longer than the others."""
     sound = np.random.default_rng(0).standard_normal(rate * seconds) * 0.01
     sound[: 2 * rate] *= 30
     return sound.astype(np.float32)
 
 
 def without_length(path, sound):
-    """Write an MP3 without the frame that says how long it is."""
+    """Write an MP3 without the frame that states its length."""
     soundfile.write(path, sound, 16_000, bitrate_mode="VARIABLE", compression_level=0.5)
     content = path.read_bytes()
     path.write_bytes(content[content.find(content[:2], 10) :])
@@ -401,7 +401,7 @@ def test_two_recordings_in_a_file_are_told(tmp_path, form, monkeypatch):
 
 
 def test_a_section_behind_the_end_of_an_mp3_is_refused(tmp_path):
-    """Also where the length it seems to have is too long."""
+    """This includes files whose apparent length is too long."""
     sound = audio(12 * 16_000)[:, 0]
     sound[: len(sound) // 2] = 0
     without_length(tmp_path / "a.mp3", sound)

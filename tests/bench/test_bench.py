@@ -19,7 +19,7 @@ def test_every_contestant_runs_once_a_round_in_changing_order():
     order = []
     contestants = {name: lambda name=name: order.append(name) for name in "abc"}
     timings = interleaved(contestants, rounds=6, at_least=0)
-    turns = order[6::2]  # after two calls each, every turn is one call untimed and one timed
+    turns = order[6::2]  # after two calls of each, every turn has one untimed and one timed call
     assert turns == order[7::2]
     rounds = [tuple(turns[3 * i : 3 * i + 3]) for i in range(6)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
@@ -105,7 +105,7 @@ def test_a_report_says_where_it_comes_from(tmp_path):
 
 
 def test_a_change_by_hand_is_seen(tmp_path):
-    """Of a figure, of a field that is added or taken away; not of how the JSON is laid out."""
+    """A changed figure is seen, and an added or removed field; the layout of the JSON does not count."""
     reports.write(tmp_path / "a.json", [Row("a", 0.1 + 0.2, "x")], {}, scores={3: (1e-300, "é")})
     report = json.loads((tmp_path / "a.json").read_text())
     assert report["checksum"] == reports.checksum(report)
@@ -120,7 +120,7 @@ def test_a_change_by_hand_is_seen(tmp_path):
 
 
 def test_what_is_no_number_is_not_written(tmp_path):
-    """JSON has none such: readers other than Python's end at it."""
+    """JSON has no such numbers: readers other than that of Python stop at them."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         reports.write(tmp_path / "a.json", [Row("a", float("nan"), "x")], {})
     assert not list(tmp_path.iterdir())
@@ -145,7 +145,7 @@ def test_the_clock_waits_for_what_was_begun():
     call, wait = (lambda: events.append("call")), (lambda: events.append("wait"))
     interleaved({"a": call}, rounds=2, at_least=0, finish=wait)
     timed = ["wait", "call", "wait"]
-    assert events == timed * 2 + ["call", *timed] * 2  # to know it; then each turn once untimed, once timed
+    assert events == timed * 2 + ["call", *timed] * 2  # to estimate; then each turn once untimed, once timed
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -1,4 +1,4 @@
-"""What is timed computes what it is called."""
+"""The timed functions compute what their names say."""
 
 import pytest
 import torch

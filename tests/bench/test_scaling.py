@@ -1,4 +1,4 @@
-"""The scaling figure: exponents that are known, points that do not fit, libraries that are not there."""
+"""The scaling figure: known exponents, points that do not fit in memory, libraries that are not installed."""
 
 import os
 import sys
@@ -105,7 +105,7 @@ def test_the_sweep_of_the_memory_is_progress_too(monkeypatch):
 
 @pytest.mark.parametrize("free", [10**9, None])
 def test_a_call_may_need_a_part_of_the_memory_that_is_free(monkeypatch, free):
-    """Of a container's too, as `available` knows its limit; of half of all memory where none is known."""
+    """The limit of a container counts, since `available` knows it; otherwise half of all memory is taken."""
     given = []
     monkeypatch.setattr(scaling, "available", lambda device: free)
     monkeypatch.setattr(
@@ -124,7 +124,7 @@ def test_a_call_may_need_a_part_of_the_memory_that_is_free(monkeypatch, free):
         "raise MemoryError",
         "grow_at_most(2**26)\nbytearray(2**28)",
         "import torch\ngrow_at_most(2**26)\ntorch.ones(2**27)",
-        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",  # as the system does where nothing is left
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",  # as the system does when memory runs out
     ],
     ids=["raised", "refused", "refused to PyTorch", "killed"],
 )
@@ -143,7 +143,7 @@ def test_the_peak_is_counted_from_where_it_was_forgotten():
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("this system cannot forget a peak")
     program = "bytearray(2**27)\nforget_peak()\nbefore = peak()\nbytearray(2**26)\nprint(peak() - before)"
-    # Linux counts pages in batches of its own, some hundred of them for each processor.
+    # Linux counts pages in batches, a few hundred of them for each processor.
     assert 0.95 * 2**26 < memory.peak_of(program) < 2**27
 
 

@@ -42,7 +42,7 @@ def test_data_over_links_that_cost_nothing_scales(plan):
 
 
 def test_a_ring_and_a_relay_over_links_that_cost_nothing():
-    """A ring has as much to do on all ranks; a relay of R ranks waits (L + R - 1) / L, the head does not."""
+    """All ranks of a ring do equal work; R ranks of a relay wait (L + R - 1) / L, except for the head."""
     assert step(Plan(context=8, exchange="ring"), SOFTMAX).efficiency == pytest.approx(1)
     found = step(Plan(context=8, exchange="relay"))
     head = LINEAR.head_operations(SEQUENCES * TIME)
@@ -54,7 +54,7 @@ def test_a_ring_and_a_relay_over_links_that_cost_nothing():
 def test_a_scan_takes_one_more_pass_for_states():
     found, n = step(Plan(context=8, exchange="scan")), SEQUENCES * TIME // 8
     more = LINEAR.state_operations(n, TIME)
-    expected = 4 * (2 * more.forward + more.backward) / 1e9  # the forward is computed again
+    expected = 4 * (2 * more.forward + more.backward) / 1e9  # the forward pass is computed again
     assert found.seconds - found.ideal_seconds == pytest.approx(expected)
 
 
@@ -75,12 +75,12 @@ def test_what_is_sent_grows_as_the_formulas_say():
     scanned = step(Plan(context=8, exchange="scan"), recompute=False).sent - reduced
     assert scanned == pytest.approx(3 * states)
     relayed, joined = (step(Plan(context=8, exchange=each), DELTA).sent for each in ("relay", "scan"))
-    assert joined - relayed > scanned  # transitions as well
+    assert joined - relayed > scanned  # it sends transitions as well
 
 
 def test_ranks_on_few_cores_share_them():
-    """Four ranks on two cores take twice as long, on four as long as alone; a relay's ends have cores to
-    spare."""
+    """Four ranks take twice as long on two cores, and as long as alone on four; at the ends of a relay there
+    are cores to spare."""
     one, two, four = (dataclasses.replace(IDEAL, cores=n) for n in (1, 2, 4))
     data = Plan(data=4)
     assert step(data, machine=four).seconds == pytest.approx(step(data).seconds)
@@ -95,12 +95,12 @@ def test_ranks_on_few_cores_share_them():
 def test_a_relay_whose_hops_take_longer_than_its_layers_waits_for_them():
     slow = dataclasses.replace(IDEAL, inside=Links.alike(Link(10.0, math.inf)))
     found = step(Plan(context=2, exchange="relay"), machine=slow, recompute=False)
-    hops = 2 * (1 + len(LINEAR.state)) * 10.0 * 4  # forward and backward, each layer behind the one before
+    hops = 2 * (1 + len(LINEAR.state)) * 10.0 * 4  # forward and backward, each layer after the one before
     assert found.seconds > hops
 
 
 def test_collectives():
-    """Inside a node R - 1 steps; all-reduce twice; between nodes, the ports of a node together."""
+    """R - 1 steps inside a node; twice that for all-reduce; between nodes, all ports of a node work."""
     links = Links.alike(Link(1.0, 100.0)), Links.alike(Link(10.0, 10.0))
     machine = dataclasses.replace(IDEAL, inside=links[0], between=links[1])
     seconds = machine.collective_seconds

@@ -1,4 +1,4 @@
-"""Counted operations, parameters and bytes of a step are those of networks that run."""
+"""The counted operations, parameters and bytes of a step are those of networks that are run."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def config_of(kind, **more):
 
 
 def counted(config, time=TIME):
-    """Operations of products of matrices, forward and backward, of a network that runs in plain PyTorch."""
+    """The operations of matrix products, forward and backward, of a network run in plain PyTorch."""
     model, tokens = config.build(), torch.zeros(BATCH, time, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as forward:
@@ -53,7 +53,7 @@ def test_operations_of_the_sum_are_those_that_pytorch_counts(more):
 
 
 def test_operations_of_the_delta_rule_are_those_that_pytorch_counts():
-    """But for triangles, whose solution PyTorch does not count; a first state has no gradient."""
+    """Triangular solves are left out, since PyTorch does not count them; a first state has no gradient."""
     config = config_of("delta")
     work = Work(config)
     found, expected = counted(config), whole(work)
@@ -63,7 +63,7 @@ def test_operations_of_the_delta_rule_are_those_that_pytorch_counts():
 
 
 def test_operations_of_softmax_are_half_of_those_over_all_keys():
-    """PyTorch's plain form has all scores, half of them to be masked, and in its backward none again."""
+    """The plain form of PyTorch computes all scores and masks half; its backward computes none again."""
     config = config_of("softmax")
     work = Work(config)
     attended = work.attention_operations(BATCH * TIME, TIME)
@@ -92,13 +92,13 @@ def test_parameters_and_the_states_of_an_optimizer_are_those_of_a_network(kind):
         held += sum(x.nbytes for name, x in state.items() if name != "step")
     assert work.optimizer_bytes(1, Bytes()) == held
     assert work.optimizer_bytes(4, Bytes()) == held / 4
-    assert work.update_bytes(1, Bytes()) == held * 7 / 4  # of 4 numbers 3 are written too
+    assert work.update_bytes(1, Bytes()) == held * 7 / 4  # 3 of the 4 numbers are written as well
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_block_keeps_for_its_backward(kind, activation):
-    """To within a third, in the forms that run by default."""
+    """Accurate to within a third, for the forms that run by default."""
     config = config_of(kind, activation=activation)
     config = dataclasses.replace(config, attention=type(config.attention)())
     block = config.build().blocks[0]
@@ -108,7 +108,7 @@ def test_what_a_block_keeps_for_its_backward(kind, activation):
     def pack(x):
         storage = x.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # alive, so that its place is not used again
+            kept[storage.data_ptr()] = storage  # kept alive so that its address is not reused
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -129,7 +129,7 @@ def test_the_state_of_a_recurrence_is_that_of_a_block():
 
 
 class Between:
-    """The ranks of a piece with others on both sides, of which nothing comes in."""
+    """The ranks around a piece in the middle; nothing comes in from them."""
 
     rank, size = 1, 3
 
@@ -140,8 +140,8 @@ class Between:
 
 @pytest.mark.parametrize("kind", ["linear", "delta"])
 def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
-    """But for the triangles that the delta rule solves, which PyTorch does not count; its backward is that of
-    a kernel, which does not leave out what nobody has asked for."""
+    """The triangular solves of the delta rule are left out, since PyTorch does not count them. Its backward
+    is that of a kernel, which also computes gradients that nobody asked for."""
     work, ranks = Work(config_of(kind)), Between()
     g, f, e = work.states, work.features, work.attention.value_dim
     k, v = (torch.randn(1, TIME, g, n, requires_grad=True) for n in (f, e))
@@ -161,7 +161,7 @@ def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
         sum(x.sum() for x in ranks.given).backward()
     more = work.state_operations(TIME, TIME)
     if kind == "linear":
-        one = 2 * g * f * (e + 1)  # of one query, which reads the state and the sum of the keys
+        one = 2 * g * f * (e + 1)  # for one query, which reads the state and the sum of the keys
         assert (found[1] - found[0], backward.get_total_flops()) == (more.forward + one, more.backward)
     else:
         assert found[1] - found[0] + TIME * g * 64 * (2 * f + e) == more.forward
@@ -170,7 +170,7 @@ def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
 
 @pytest.mark.parametrize("kind", ["linear", "delta"])
 def test_both_cost_models_count_the_pass_for_a_state_alike(kind, monkeypatch):
-    """Operations by which `method="auto"` chooses, in multiplications with their additions."""
+    """The operations by which `method="auto"` chooses, in multiply-adds."""
     monkeypatch.setattr(context_cost, "TOUCHED", 0)
     work = Work(config_of(kind))
     counted = work.state_operations(1, context_cost.CHUNK).forward

@@ -74,7 +74,7 @@ def test_a_page_that_fails_ends_the_wait():
 
 
 def test_figures_of_a_gpu():
-    """At the bandwidth itself every bound is met exactly; a peer twice as slow is 2."""
+    """At exactly the bandwidth every bound is met; a peer that takes twice as long gives 2."""
     sizes = gpu.QUICK
     tensor = sizes.batch * sizes.tokens * sizes.heads * sizes.dim * 2
     width = sizes.model.width // 8
@@ -108,7 +108,7 @@ def test_figures_of_a_gpu():
         "training, linear": sizes.model.batch * sizes.model.tokens / 0.5,
     }
     assert {name: rows[name].figure for name in expected} == pytest.approx(expected)
-    taken[f"linear at {sizes.lengths[1]} forward + backward"] = 3.0  # behind softmax at every length
+    taken[f"linear at {sizes.lengths[1]} forward + backward"] = 3.0  # slower than softmax at every length
     rows = {row.what: row for row in gpu._rows({n: Timing((s, s), 1) for n, s in taken.items()}, sizes)}
     assert rows["shortest that is ahead of softmax"].figure == 2 * sizes.lengths[1]
     assert all(row.met is not False for row in rows.values())
@@ -131,7 +131,7 @@ def test_a_peer_that_is_missing_says_why(monkeypatch):
 
 
 def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
-    """Over 100,000 draws, within 4 standard deviations."""
+    """Over 100,000 draws, to within 4 standard deviations."""
     x = torch.tensor([1 + 2**-9, -3.0 - 2**-8, 2.0 - 2**-10, 0.0])
     found = drift._at_random(x.expand(100_000, 4).contiguous(), torch.Generator().manual_seed(0)).double()
     low = torch.tensor([1.0, -3.0 - 2**-6, 2.0 - 2**-7, 0.0]).double()
@@ -143,7 +143,7 @@ def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_drift_of_a_state():
-    """float32 is right; what rounds is off by what rounding can do, and the turns are counted."""
+    """float32 is right; rounded states are off by what rounding can do, and the turns are counted."""
     seen = []
     rows, _ = drift.run(drift.QUICK, seen.append)
     assert seen == list(range(1, drift.QUICK.turns + 1))
@@ -171,8 +171,8 @@ def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_computation_is_held_against_what_bounds_it():
-    """Per float32 number of a head of d: d operations on 4 tensors, 3.5 d on 12; softmax, t / 2 for d; in
-    decoding two for each number of a state read and written."""
+    """Per float32 number of a head of d: d operations for 4 tensors, 3.5 d for 12; softmax has t / 2 instead
+    of d; decoding has two for each number of a state that is read and written."""
     sizes = roofline.QUICK
     rows, _ = roofline.run(sizes, lambda done: None)
     figures = {row.what: row.figure for row in rows}
@@ -222,7 +222,7 @@ def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
 
 
 def test_what_one_process_takes_is_what_the_calibrated_model_gives():
-    """Seconds that grow with the operations are found again; a machine is that of the parts alone."""
+    """Times proportional to the operations are recovered; a machine is calibrated on the parts alone."""
     load = loads.Load(layers=2, heads=2, width=16, length=64)
     work, links = Work(load.config()), Links.alike(Link(1e-4, 1e9))
     seconds = {}
@@ -248,7 +248,7 @@ def test_what_one_process_takes_is_what_the_calibrated_model_gives():
 
 
 def test_a_machine_that_is_faster_on_less_starts_at_nothing():
-    """A start below 0, as noise gives it, is 0; the rate is then that of all parts together."""
+    """A start-up time below 0, as noise can give, becomes 0; the rate is then that of all parts together."""
     load = loads.Load()
     work = Work(load.config())
     operations = {each: scale._operations(work, *load.part(each)) for each in scale.PARTS}
@@ -271,7 +271,7 @@ def test_the_models_of_predictions_are_as_large_as_their_names():
 
 @pytest.mark.usefixtures("one_thread")
 def test_rounded_weights_are_scored_on_images_only(tmp_path, capsys):
-    """As many as there are; a run on anything else is refused before anything is timed."""
+    """On as many images as there are; a run on anything else is refused before anything is timed."""
     args = ["generation", "--quick", "--model"]
     for task in (digits.Config(), copy.Config(length=16)):
         model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
@@ -337,7 +337,7 @@ def test_what_a_benchmark_measures_is_there(name):
 
 
 def test_the_fallbacks_of_transformers_are_its_own():
-    """Whatever was imported before: a package's kernels, which need a GPU, stand around them."""
+    """Whatever was imported before: the kernels of a package, which need a GPU, may wrap these functions."""
     module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     names = [name for name in dir(module) if name.startswith("torch_")]
     assert names
@@ -352,7 +352,7 @@ def test_lintra_bench_says_where_all_of_them_are():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_operations_of_mechanisms_that_see_all_keys_are_those_of_softmax(causal):
-    """14 d a pair; of Performer, 6 a multiplication and addition of four products with its features."""
+    """14 d per pair; Performer has 6 for each multiply-add of its four products with the features."""
     t, d = 64, 8
     everything = softmax.operations_of("softmax", causal, t, d)
     assert everything == 14 * d * (t * (t + 1) // 2 if causal else t**2)
@@ -362,7 +362,7 @@ def test_operations_of_mechanisms_that_see_all_keys_are_those_of_softmax(causal)
 
 
 def test_operations_of_sparse_mechanisms_grow_with_the_length():
-    """Those of softmax grow with its square, and so do those of Long-Short's causal form, in part."""
+    """The operations of softmax grow with its square, and so does a part of those of causal Long-Short."""
     for name in softmax.NAMES:
         for causal in modes(name):
             short, long = (softmax.operations_of(name, causal, t, 64) for t in (4096, 8192))

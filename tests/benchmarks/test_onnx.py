@@ -1,4 +1,4 @@
-"""Bound of the reading of a prompt: the products with the weights of a graph."""
+"""The bound for reading a prompt: the products with the weights of a graph."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ helper, numpy_helper = onnx_package.helper, onnx_package.numpy_helper
 
 @pytest.mark.slow
 def test_the_products_of_a_graph_are_the_linear_maps_of_its_model():
-    """Of a step as of a graph for any length: all of a delta rule's but for the weights of convolutions."""
+    """In the graph of a step as in one for any length: all those of a delta rule but its convolutions."""
     model = onnx._model("delta", onnx.QUICK)
     reader = onnx._reader(model, onnx.TARGETS[onnx.PLAIN])
     assert reader.single
@@ -31,7 +31,7 @@ def test_weights_of_a_gemm_are_read_as_it_does():
 
 
 def test_the_graph_of_weights_alone_multiplies_them_all():
-    """Each with the activations of its width, of all tokens; the first is what it gives."""
+    """Each is multiplied with activations of its width, over all tokens; the first token is the output."""
     shapes = [(4, 6), (6, 4), (4, 3)]
     content = onnx.weights_alone(shapes)
     assert onnx.products(content) == shapes

@@ -1,4 +1,4 @@
-"""What the overhead is counted by."""
+"""How the overhead is counted."""
 
 import pytest
 

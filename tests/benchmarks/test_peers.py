@@ -1,4 +1,4 @@
-"""Other libraries beside lintra's own mechanisms: those that are not there, and what each is held against."""
+"""Other libraries beside the mechanisms of lintra: which are missing, and what each is compared with."""
 
 from benchmarks import peers, scaling
 from lintra.bench import points

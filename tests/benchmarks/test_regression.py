@@ -1,4 +1,4 @@
-"""The comparison with an older checkout, here with this one itself. No time is judged."""
+"""The comparison with an older checkout, for which the current one serves here. No time is judged."""
 
 import sys
 

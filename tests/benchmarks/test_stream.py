@@ -16,7 +16,7 @@ def test_a_text_of_a_size(tmp_path):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text():
-    """From 1 to 64 MB by 16 MB at most, prepared and trained on: some of the largest pieces in use."""
+    """From 1 to 64 MB of text it grows by at most 16 MB, in preparation and in training."""
     sizes = replace(stream.QUICK, small=1_000_000, large=64_000_000, steps=20)
     rows, _ = stream.run(sizes, lambda done: None)
     growth = {row.what: row.figure for row in rows if "growth" in row.what}

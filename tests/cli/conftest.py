@@ -1,4 +1,4 @@
-"""The program, and small models that learned nothing, for it to use."""
+"""The program, and small untrained models for it to use."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ QUICK = ["--steps", "40", "--lr", "3e-2", "--warmup", "0", "--dropout", "0", "--
 
 @pytest.fixture
 def lintra_says(capsys):
-    """Runs the program -> (exit code, standard output, standard error)."""
+    """Run the program -> (exit code, standard output, standard error)."""
 
     def run(*args: str) -> tuple[int, str, str]:
         try:
@@ -31,7 +31,7 @@ def lintra_says(capsys):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What goes into pictures, by their name."""
+    """What goes into pictures, by their names."""
     found = {}
     for name in ("samples", "completions"):
         monkeypatch.setattr(pictures, name, lambda *args, name=name: found.__setitem__(name, args))
@@ -40,7 +40,7 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, one_thread):
-    """Writes the run of a small model of a task into ./NAME, where commands then run."""
+    """Save the run of a small model of a task in ./NAME, in the folder where commands then run."""
     monkeypatch.chdir(tmp_path)
 
     def write(name, task, step=1, **changes):
@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch, one_thread):
 
 @pytest.fixture
 def recogniser(tmp_path, monkeypatch, one_thread):
-    """A run of a small model that has learned nothing, in ./run, its recordings in ./audio."""
+    """A run of a small untrained model in ./run, with its recordings in ./audio."""
     monkeypatch.chdir(tmp_path)
 
     def write(streaming=True, **changes):
@@ -71,7 +71,7 @@ def recogniser(tmp_path, monkeypatch, one_thread):
         torch.manual_seed(0)
         model = config.build()
         problem.prepare(model)
-        model.head.bias.data[0] -= 0.5  # less blank: it says something
+        model.head.bias.data[0] -= 0.5  # fewer blanks, so that it writes something
         run = train.Run.create("run", task=task, model=config, train=train.Config())
         checkpoint.save(model, run.folder / "step-00000001")
         return checkpoint.load("run")
@@ -81,7 +81,7 @@ def recogniser(tmp_path, monkeypatch, one_thread):
 
 @pytest.fixture
 def classifier(lintra_says, tmp_path, monkeypatch, one_thread):
-    """A model that tells texts of a's from texts of b's, in ./run; its data are gone."""
+    """A model that tells texts of a's from texts of b's, in ./run; its data have been deleted."""
     monkeypatch.chdir(tmp_path)
     lines = [f"{'ab'[i % 2] * 3}\t{'ab'[i % 2] * (i % 9 + 1)}\n" for i in range(60)]
     (tmp_path / "data.tsv").write_text("".join(lines))

@@ -72,7 +72,7 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     ],
 )
 def test_training_help_shows_what_the_settings_of_the_task_preset(lintra_says, args, settings):
-    """Without flags that are wrong, which the error is about where no help is asked for."""
+    """Invalid flags are left out: without --help they are an error."""
     _, out, _ = lintra_says("train", *args[:1], "--help", *args[1:])
     for name, value in settings.items():
         told = out.partition(f"\n  --{name.replace('_', '-')} ")[2].partition("\n  --")[0]
@@ -82,7 +82,7 @@ def test_training_help_shows_what_the_settings_of_the_task_preset(lintra_says, a
 @pytest.mark.parametrize("command", ["export", "generate"])
 @pytest.mark.parametrize("columns", ["70", "80", "100"])
 def test_help_that_begins_a_line_with_a_dash_is_no_flag(lintra_says, command, columns, monkeypatch):
-    """As "-completions" and "-step.onnx", parts of names of files, do where the text happens to be cut."""
+    """Parts of file names such as "-completions" and "-step.onnx" would, depending on where lines break."""
     monkeypatch.setenv("COLUMNS", columns)
     out = lintra_says(command, "--help")[1]
     assert not re.search(r"^  -[^-]", out, re.MULTILINE)
@@ -225,7 +225,7 @@ def test_one_line_for_bad_input(lintra_says, tmp_path, monkeypatch, args, messag
     ],
 )
 def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monkeypatch, flags, message):
-    """Begun, it would fill the memory until the system ends it without a word."""
+    """If it began, it would fill the memory until the system kills it without a message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "available", lambda device: 2_000_000_000)
     code, out, err = lintra_says("train", "digits", *flags)
@@ -236,7 +236,7 @@ def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monk
 
 def test_room_for_a_batch_is_looked_for_once(lintra_says, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(data_checks, "available", asked.append)  # and told by no one
+    monkeypatch.setattr(data_checks, "available", asked.append)  # which returns None: the memory is not known
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--precision", "32"]
     code, _, _ = lintra_says("train", "digits", "--steps", "1", *small, "--dir", str(tmp_path / "run"))
     assert (code, len(asked)) == (0, 1)
@@ -257,7 +257,7 @@ def test_a_traceback_only_with_debug(lintra_says):
 
 
 def test_without_the_extra_of_speech(monkeypatch, lintra_says, tmp_path):
-    """Of what reads audio and makes features of it the message names the right extra."""
+    """For the code that reads audio and computes features, the message names the right extra."""
     monkeypatch.setitem(sys.modules, "soundfile", None)
     for i in range(10):
         (tmp_path / f"{i}.wav").write_bytes(b"RIFF")
@@ -281,7 +281,7 @@ def test_without_the_extra(monkeypatch, lintra_says):
 
 
 def test_what_the_core_imports():
-    """In a process of its own: the core and the commands of a bare install load nothing of the extra."""
+    """In a separate process: the core and the commands of a bare install import nothing of the extra."""
     program = (
         "import sys, lintra.cli; lintra.cli.main(['list']); lintra.cli.main(['info']);"
         "extra = {'tyro', 'rich', 'lightning', 'matplotlib', 'tensorboard', 'pooch', 'triton'};"
@@ -301,7 +301,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     code, _, err = lintra_says("train", "digits", *TINY)
     assert code == 2
     assert "run holds a run already" in err
-    with train.Run.read("run").locked():  # as it is while another process trains it
+    with train.Run.read("run").locked():  # as while another process trains it
         code, _, err = lintra_says("train", "--resume", "run", "--steps", "7")
     assert code == 2
     assert "is being trained by another process" in err
@@ -309,7 +309,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     code, out, _ = lintra_says("train", "--resume", "run", "--steps", "4")
     assert code == 0
     assert "step 4/4" in out
-    assert lintra_says("train", "--resume", "run", "--steps", "4")[0] == 0  # those it has
+    assert lintra_says("train", "--resume", "run", "--steps", "4")[0] == 0  # no more than it has
     assert lintra_says("train", "--resume", "run", "--steps", "10", "--lr", "7e-3")[0] == 0
     run = train.Run.read("run")
     assert run.train.lr == 7e-3
@@ -323,7 +323,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
         assert code == 2
         assert message in err
     assert train.Run.read("run") == run
-    shared = run.changed(devices=2, strategy="ddp")  # by two processes so far
+    shared = run.changed(devices=2, strategy="ddp")  # trained by two processes so far
     assert lintra_says("train", "--resume", "run", "--steps", "11", "--devices", "1")[0] == 0
     alone = train.Run.read("run").train
     assert (alone.devices, alone.strategy, shared.train.strategy) == (1, "auto", "ddp")
@@ -347,7 +347,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_is_read_back_as_settings(lintra_says, tmp_path, monkeypatch):
-    """Another run with the same settings; flags win over those of the file."""
+    """A new run with the same settings; flags override those of the file."""
     monkeypatch.chdir(tmp_path)
     options = ["--attention", "retention", "--attention-options", "value_heads=2"]
     assert lintra_says("train", "digits", *TINY, *options, "--steps", "2", "--lr", "7e-3")[0] == 0
@@ -369,7 +369,7 @@ def test_a_run_is_read_back_as_settings(lintra_says, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
-    """Parts may be left out, and are the task's own then."""
+    """Parts may be left out; the defaults of the task then apply."""
     pytest.importorskip("yaml")
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(
@@ -378,7 +378,7 @@ def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
     assert lintra_says("train", "copy", "--config", "mine.yaml", *TINY)[0] == 0
     run = train.Run.read("run")
     assert (run.task, run.train.steps, run.train.batch) == (copy.Config(length=8), 1, 4)
-    assert run.train.lr == 7e-4  # to PyYAML alone a text
+    assert run.train.lr == 7e-4  # PyYAML alone reads it as a string
     assert run.train.schedule == copy.Config(length=8).training_preset()["schedule"]
 
 
@@ -444,7 +444,7 @@ def test_closed_streams_are_no_error():
 
 @pytest.fixture
 def reviews(tmp_path):
-    """A file of 40 texts that say what they are."""
+    """A file of 40 texts that name their own labels."""
     lines = [f"{i % 2}\t{i}_7\t{('bad', 'good')[i % 2] * (i + 1)}\n" for i in range(40)]
     (tmp_path / "reviews.tsv").write_text("".join(lines))
     return tmp_path / "reviews.tsv"
@@ -457,7 +457,7 @@ FEW = ["--steps", "2", "--batch", "4", *TINY]
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", attention.names())
 def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, reviews, name):
-    """And each that has a causal form on digits; what has none is refused in one line."""
+    """Each that has a causal form also trains on digits; the others are refused in one line."""
     monkeypatch.chdir(tmp_path)
     texts = ["train", "text-classification", "--data", str(reviews), "--length", "32", "--attention", name]
     code, out, err = lintra_says(*texts, *FEW)
@@ -475,7 +475,7 @@ def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, revi
 
 
 def write_texts(file, labels, count=20):
-    """So many lines of each label, which its text repeats."""
+    """This many lines of each label; the text repeats the label."""
     Path(file).write_text("".join(f"{label}\t{label * 8}\n" * count for label in labels))
 
 
@@ -492,10 +492,10 @@ def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, 
     code, out, err = lintra_says("evaluate", "--model", "run")
     assert (code, err) == (0, "")
     assert "all 2 validation samples" in out
-    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2")  # and both that are held out
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2")  # completes both held-out ones
     assert (code, err) == (0, "")
     assert {"samples.png", "samples-completions.png"} <= {path.name for path in Path().iterdir()}
-    code, out, err = lintra_says("generate", "--model", "run", "--samples", "1", "--complete")  # of no file
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "1", "--complete")  # no files
     assert (code, err) == (0, "")
     assert "completions" not in out
     Path("own/05.png").write_bytes(b"no image")
@@ -506,7 +506,7 @@ def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_class_keeps_its_number_whatever_is_read(lintra_says, tmp_path, monkeypatch):
-    """Else a model that is right is judged wrong, or learns on with its classes exchanged."""
+    """Otherwise a correct model would be judged wrong, or trained further with its classes exchanged."""
     monkeypatch.chdir(tmp_path)
     write_texts("abc.tsv", "abc")
     write_texts("bc.tsv", "bc")
@@ -518,7 +518,7 @@ def test_a_class_keeps_its_number_whatever_is_read(lintra_says, tmp_path, monkey
     for run, data, count in (("run", "abc.tsv", 6), ("run", "bc.tsv", 40), ("tested", "bc.tsv", 40)):
         code, out, err = lintra_says("evaluate", "--model", run, "--data", data)
         assert (code, err) == (0, "")
-        split = "validation" if data == "abc.tsv" else "test"  # what is held out, or all of another file
+        split = "validation" if data == "abc.tsv" else "test"  # held-out lines, or all of another file
         assert f"all {count} {split} samples" in out
         assert re.search(r"accuracy +1\.0000", out)
     write_texts("abc.tsv", "bc")
@@ -565,7 +565,7 @@ def test_layers_of_several_mechanisms(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     learn = ["train", "copy", "--length", "8", "--attention", "gated,gated,linear", "--attention-options"]
     few = [*FEW]
-    few[few.index("--layers") + 1] = "3"  # its own are 4
+    few[few.index("--layers") + 1] = "3"  # the model has 4
     code, _, err = lintra_says(*learn, "linear.eps=0.5", "chunk=4", *few)
     assert (code, err) == (0, "")
     gated, linear = (attention.load(name).Config for name in ("gated", "linear"))
@@ -603,7 +603,7 @@ def test_heads_of_another_size_and_one_table(lintra_says, tmp_path, monkeypatch,
 
 @pytest.mark.usefixtures("one_thread")
 def test_layers_that_alternate(lintra_says, tmp_path, monkeypatch, reviews):
-    """An encoder of a mechanism that is causal alone reads both sides; a decoder has no such layers."""
+    """An encoder of a causal-only mechanism reads both sides; a decoder has no such layers."""
     monkeypatch.chdir(tmp_path)
     learn = ["train", "text-classification", "--data", str(reviews), "--length", "12", *FEW]
     code, _, err = lintra_says(*learn, "--alternating", "--attention", "gated", "--layers", "2")
@@ -646,7 +646,7 @@ def test_text_is_written(lintra_says, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_text_ends_where_it_says(lintra_says, tmp_path, monkeypatch):
-    """Of a model that says nothing but a and b, in batches of different lengths."""
+    """For a model that writes only a and b, in batches of different lengths."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
     assert lintra_says("train", "text", "--data", "words.txt", "--length", "24", *FEW)[0] == 0
@@ -677,7 +677,7 @@ def test_a_text_ends_where_it_says(lintra_says, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_whose_text_has_moved(lintra_says, tmp_path, monkeypatch):
-    """No flag of --resume says where it is now: the message says what does."""
+    """No flag of --resume says where the text is now: the message says what to do instead."""
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "words.txt"
     text.write_text("a few words, and then the same again. " * 40)

@@ -1,4 +1,4 @@
-"""Completion of commands and flags, as the shell does it."""
+"""Completion of commands and flags, as the shell performs it."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""`lintra evaluate`: that what it says is what the library finds, and what it refuses."""
+"""`lintra evaluate`: it reports what the library computes; and what it refuses."""
 
 import json
 import math
@@ -93,7 +93,7 @@ def test_a_limit_draws_samples(lintra_says, folder, tmp_path):
 
 
 def test_all_test_images_whatever_training_looked_at(lintra_says, tmp_path, monkeypatch, folder):
-    """And of a model that does not predict the first value, that one is charged for."""
+    """A model that does not predict the first value is charged 8 bits for it."""
     source = np.random.default_rng(0).integers(0, 256, (6, 28, 28, 1), np.uint8)
     found = {"train": [], "test": [lambda: source]}
     monkeypatch.setattr(images, "locate", lambda data, data_dir: images.data_files.Splits(**found))
@@ -130,7 +130,7 @@ def test_other_tasks_score_what_they_score(lintra_says, folder, tmp_path):
 
 
 def test_three_files_are_a_model(lintra_says, folder, tmp_path):
-    """config.json, model.safetensors and run.json side by side, as a model is passed on."""
+    """config.json, model.safetensors and run.json in one folder, as a model is distributed."""
     run = folder("run", digits.Config())
     shutil.copytree(run.folder / "step-00000001", tmp_path / "given")
     code, _, err = lintra_says("evaluate", "--model", "given")
@@ -148,13 +148,13 @@ def test_three_files_are_a_model(lintra_says, folder, tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("task", [digits.Config(), copy.Config(length=16, validate_samples=20)])
 def test_what_was_scored_before_it_was_stopped(lintra_says, folder, tmp_path, monkeypatch, task, signum):
-    """Ctrl-C in the second batch: that one is finished, and told with its standard error."""
+    """Ctrl-C in the second batch: it is finished, and the score is reported with its standard error."""
     folder("run", task)
     batches = []
 
     def interrupted(*args):
         batches.append(args)
-        if len(batches) == 3:  # the first is that of the check
+        if len(batches) == 3:  # the first one is the memory check
             signal.raise_signal(signum)
         return predict(*args)
 

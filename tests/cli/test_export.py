@@ -1,4 +1,4 @@
-"""`lintra export`, and drawing with what it writes."""
+"""`lintra export`, and drawing with the files it writes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_file_is_written(lintra_says, folder, tmp_path):
 
 
 def test_a_model_of_its_own(lintra_says, folder, tmp_path):
-    """As `checkpoint.save` writes it, of a run's newest checkpoint; a folder of anything else is kept."""
+    """The newest checkpoint of a run, as `checkpoint.save` writes it; a folder of anything else is kept."""
     run = folder("run", digits.Config())
     code, out, err = lintra_says("export", "--to", "safetensors", "--model", "run")
     assert (code, err) == (0, "")
@@ -170,7 +170,7 @@ def test_onnx_has_a_target(lintra_says, tmp_path, monkeypatch, flags, target, sa
     checkpoint.save(model, tmp_path / "delta")
     code, out, err = lintra_says("export", "--to", "onnx", "--model", "delta", *flags)
     assert (code, err) == (0, "")
-    assert found == [target, target]  # the parallel form too
+    assert found == [target, target]  # for the parallel form too
     assert out.splitlines()[:2] == [f"delta-{form}.onnx: 0.00 MiB, {said}" for form in ("step", "parallel")]
     about = json.loads((tmp_path / "delta-onnx.json").read_text())
     assert {name: about[name] for name in target} == target
@@ -209,8 +209,8 @@ def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
 
 
 def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
-    """Without what only the other extras install, the command works."""
-    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    """The command works without the packages that only the other extras install."""
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = {
         extra: {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in packages}
@@ -226,12 +226,12 @@ def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
 
 @pytest.mark.parametrize("written", [0, 1])
 def test_a_full_disk_is_an_error(lintra_says, folder, tmp_path, monkeypatch, written):
-    """At the first form or the second: what was written before it is whole, nothing is left of the other."""
+    """While the first or second form is written: an earlier file is whole, nothing is left of the other."""
     folder("run", digits.Config())
     forms = iter([b"x" * (1_000 if written else 100_000), b"x" * 100_000])
     monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: next(forms))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # of a file: as where the disk ends
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # per file, like a full disk
     try:
         code, _, err = lintra_says("export", "--to", "onnx", "--model", "run", "--out", "m.onnx")
     finally:

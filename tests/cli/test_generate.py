@@ -1,4 +1,4 @@
-"""`lintra generate`: completing one's own images, batches, Ctrl-C, memory."""
+"""`lintra generate`: completing given images, batches, Ctrl-C, memory."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ def save(name: str, values: np.ndarray) -> None:
 
 
 def test_own_images_are_completed(lintra_says, folder, drawn):
-    """Their upper part stays as it is; what follows is what the library draws after it."""
+    """Their upper part is kept; the library draws the same continuation."""
     run = folder("run", digits.Config())
     task = digits.Config().build()
     whole = task.to_images(task.validate.values[:2])
@@ -86,7 +86,7 @@ def test_samples_differ_and_follow_from_the_seed_alone(lintra_says, folder, draw
     [
         (64 * 2 + 9, "4 of 5", 4, []),
         (9, "0 of 5", None, []),
-        # 5 samples in 3 batches are whole, then some of 3 completions of each of 2 images, in batches of 2.
+        # 5 samples in 3 batches are done; of 3 completions of each of 2 images, in batches of 2, only some.
         (64 * 3 + 32 * 2 + 9, "4 of 6", 5, [3, 1]),
         (64 * 3 + 32 + 9, "2 of 6", 5, [2]),
     ],
@@ -121,7 +121,7 @@ def test_nothing_to_draw_is_told(lintra_says, folder, monkeypatch):
 
 
 def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
-    """A model that does not predict it gets it from training images, which the seed chooses."""
+    """A model that does not predict it takes it from training images, which the seed selects."""
     source = np.arange(40, dtype=np.uint8)[:, None, None, None].repeat(28, 1).repeat(28, 2)
     splits = images.data_files.Splits(train=[lambda: source], test=[lambda: source])
     monkeypatch.setattr(images, "locate", lambda data, data_dir: splits)
@@ -135,7 +135,7 @@ def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
 
 
 def test_why_drawing_needs_training_images(lintra_says, folder, tmp_path, monkeypatch):
-    """And what is refused leaves no folder behind."""
+    """A refused command leaves no folder behind."""
 
     def missing(data, data_dir):
         raise DataError("mnist is not at hand")
@@ -162,22 +162,22 @@ def test_too_many_at_once(lintra_says, folder, monkeypatch):
 
 
 def test_the_state_is_what_grows():
-    """With the tokens where the mechanism keeps them all; with their number only."""
+    """It grows with the number of tokens if the mechanism keeps them all, and otherwise not at all."""
     sizes = {}
     for attention in (linear.Config(), softmax.Config()):
         shape = {"vocabulary": 5, "layers": 2, "heads": 2, "width": 16}
         model = decoder.Config(attention=attention, **shape).build()
         sizes[type(attention)] = [memory.per_sequence(model, 0, steps) for steps in (100, 200)]
     assert sizes[linear.Config][0] == sizes[linear.Config][1]
-    # 100 more keys and values of 16 numbers of 4 bytes in 2 layers, before and after the last token; and what
-    # says where each key stands.
+    # 100 more keys and values of 16 numbers of 4 bytes in 2 layers, before and after the last token, and the
+    # position of each key.
     grown = sizes[softmax.Config][1] - sizes[softmax.Config][0]
     assert 1 <= grown / (2 * 100 * 2 * 2 * 16 * 4) < 1.1
 
 
 def test_a_state_of_constant_size_is_not_computed(monkeypatch):
-    """It is as large before the first token as after the last one: a pass over a long text would be for
-    nothing."""
+    """It is as large before the first token as after the last one: a pass over a long text would be
+    wasted."""
     shape = {"vocabulary": 5, "layers": 2, "heads": 2, "width": 16}
     for attention in (linear.Config(), delta.Config(), softmax.Config(window=7)):
         model = decoder.Config(attention=attention, context=(1, 3), **shape).build()
@@ -191,7 +191,7 @@ def test_a_state_of_constant_size_is_not_computed(monkeypatch):
 
 
 def test_one_sequence_that_finds_no_room(monkeypatch):
-    """No smaller batch and no fewer sequences would help."""
+    """Neither a smaller batch nor fewer sequences would help."""
     shape = {"vocabulary": 5, "layers": 1, "heads": 2, "width": 8}
     model = decoder.Config(attention=softmax.Config(), **shape).build()
     monkeypatch.setattr(memory, "available", lambda device: 1_000)
@@ -203,7 +203,7 @@ def test_one_sequence_that_finds_no_room(monkeypatch):
 
 @pytest.mark.parametrize("attention", [softmax.Config(), longformer.Config(window=16)])
 def test_a_long_state_is_estimated_from_shorter_ones(attention, monkeypatch):
-    """A pass over a million tokens, to know what they would take, would itself take hours and the memory."""
+    """Measuring it with a pass over a million tokens would itself take hours and all the memory."""
     model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, attention=attention).build()
     monkeypatch.setattr(memory, "_MADE", 10_000)
     exact = memory.per_sequence(model, 0, 600)
@@ -215,7 +215,7 @@ def test_a_long_state_is_estimated_from_shorter_ones(attention, monkeypatch):
 
 
 def test_more_than_there_is_room_for_when_they_are_done(lintra_says, folder, monkeypatch):
-    """Told before anything is made of that size, however large it is."""
+    """The error comes before anything of that size is allocated, however large it is."""
     folder("run", digits.Config())
     free = 30 * 64 * memory._DONE  # the rest is for the batch
     monkeypatch.setattr(memory, "available", lambda device: free)
@@ -239,7 +239,7 @@ def test_memory_is_known_here():
 
 
 def test_memory_of_a_container(tmp_path, monkeypatch):
-    """Less than the machine has, where there is a limit; what is held of files counts as free."""
+    """Less than that of the machine if there is a limit; memory that caches files counts as free."""
     groups = [tmp_path / name for name in ("limit", "used", "stat")]
     monkeypatch.setattr(allocator, "_CONTAINERS", [groups])
     machine = memory.available(torch.device("cpu"))
@@ -267,7 +267,7 @@ def test_missing_data_is_no_end(lintra_says, folder, drawn):
     assert code == 2
     assert "holds no mnist files" in err
     assert "--complete 0 draws without test images" in err
-    assert lintra_says("generate", "--model", "run", "--samples", "1")[0] == 0  # it is not asked for
+    assert lintra_says("generate", "--model", "run", "--samples", "1")[0] == 0  # it does not complete images
     for asked in (["--data", "elsewhere"], ["--completions", "2"], ["--fraction", "0.3"]):
         code, _, err = lintra_says("generate", "--model", "run", "--samples", "1", *asked)
         assert code == 2
@@ -310,7 +310,7 @@ def test_a_place_that_cannot_be_written_is_told_before_drawing(lintra_says, fold
     ],
 )
 def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, message):
-    """In the words of the argument alone, before a model is read."""
+    """The message names the argument alone, before a model is read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
     code, out, err = lintra_says("generate", "--model", "nowhere", *wrong)
@@ -319,7 +319,7 @@ def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, 
 
 
 def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
-    """A model that has learned little writes any byte: some of them clear a screen or change its letters."""
+    """A barely trained model writes any bytes, and some of them clear a screen or change its letters."""
     text = "a\x1b[2Jb\x0ec\tis\r\nd\x9be\x7f é\n"
     assert generate_text.shown(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -1,4 +1,4 @@
-"""`lintra evaluate --hypotheses` and `--predictions`: what was found for each sample, in files to read."""
+"""`lintra evaluate --hypotheses` and `--predictions`: the output for each sample, in files."""
 
 import json
 import re
@@ -21,7 +21,7 @@ TEXTS = ["AB", "B CA", "", "ABQ"]
 
 @pytest.fixture
 def data(recogniser):
-    """A test set, of which the third utterance has no text; a model is in ./run."""
+    """A test set whose third utterance has no text, with a model in ./run."""
     recogniser()
     return write_manifest(Path("test"), TEXTS, "test.jsonl")
 
@@ -31,7 +31,7 @@ def rows(file):
 
 
 def test_hypotheses_are_what_was_scored(lintra_says, data):
-    """As JSON lines with the errors of each, which add up to those of all."""
+    """As JSON lines with the errors of each utterance, which add up to the total."""
     args = ["evaluate", "--model", "run", "--data", str(data)]
     code, out, _ = lintra_says(*args, "--hypotheses", "out/a.jsonl", "--json", "a.json")
     assert code == 1
@@ -62,7 +62,7 @@ def test_a_seed_draws_the_utterances_of_a_limit(lintra_says, data):
 
 
 def test_files_for_other_tools(lintra_says, data):
-    """trn and CTM, and their references; what they say is that of the JSON lines."""
+    """trn and CTM with their references; their content is that of the JSON lines."""
     made = ["a.jsonl", "a.trn", "a.ctm"]
     code, out, _ = lintra_says("evaluate", "--model", "run", "--data", str(data), "--hypotheses", *made)
     assert code == 1
@@ -87,7 +87,7 @@ def test_files_for_other_tools(lintra_says, data):
 
 
 def test_sections_speakers_and_names(lintra_says, data):
-    """Of a Kaldi folder with segments; a name in trn has no parentheses, files for NIST are sorted."""
+    """For a Kaldi folder with segments: names in trn have no parentheses, and files for NIST are sorted."""
     kaldi = Path("kaldi")
     kaldi.mkdir()
     write_wave(kaldi / "a.wav", tones("ABCABCABC"))
@@ -116,7 +116,7 @@ def test_sections_speakers_and_names(lintra_says, data):
 
 
 def test_a_corpus_with_a_name_is_judged_by_own_data_too(lintra_says, data):
-    """The recogniser that comes with lintra was trained on one whose files are not here."""
+    """The recogniser that comes with lintra was trained on a corpus whose files are not present here."""
     spoken = Path(__file__).parents[1] / "speech" / "data"
     texts = {"0_nicolas_2.wav": "zero", "3_theo_0.wav": "three"}
     lines = [json.dumps({"audio": str(spoken / name), "text": text}) for name, text in texts.items()]
@@ -184,7 +184,7 @@ def test_files_are_written_whole_or_not_at_all(lintra_says, data, monkeypatch):
     ],
 )
 def test_what_is_refused(lintra_says, data, args, message):
-    """Before anything is heard, and before a file of the user's is written over."""
+    """It is refused before anything is transcribed, and before a file of the user is overwritten."""
     Path("f.trn").mkdir()
     before = data.read_bytes()
     code, out, err = lintra_says("evaluate", "--model", "run", "--data", str(data), *args)
@@ -194,7 +194,7 @@ def test_what_is_refused(lintra_says, data, args, message):
 
 
 def test_predictions_of_texts(lintra_says, classifier):
-    """Each text with its label and the scores that `lintra predict` gives it; accuracy is theirs."""
+    """Each text with its label and the scores that `lintra predict` gives; the accuracy follows from them."""
     texts = [("aaa", "aa"), ("bbb", "b"), ("bbb", "bbbbbb"), ("aaa", "b")]
     Path("test.tsv").write_text(
         "".join(f"{label}\t{text * (1 + i)}\n" for i in range(5) for label, text in texts)

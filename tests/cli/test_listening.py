@@ -1,4 +1,4 @@
-"""`lintra transcribe` of pipes, microphones and files as they come: as of the whole recording."""
+"""`lintra transcribe` for pipes, microphones and streamed files: the same as for the whole recording."""
 
 import array
 import fcntl
@@ -36,7 +36,7 @@ SPOKEN = [DATA / name for name in ("0_nicolas_2.wav", "3_theo_0.wav", "7_jackson
 
 @pytest.fixture
 def long(tmp_path, monkeypatch, one_thread):
-    """Digits with pauses between them, and two without."""
+    """Spoken digits with pauses between them, and two without a pause."""
     monkeypatch.chdir(tmp_path)
     zero, three, seven = (waveform.read(file, RATE) for file in SPOKEN)
     pause = np.zeros(RATE * 3 // 2)
@@ -45,7 +45,7 @@ def long(tmp_path, monkeypatch, one_thread):
 
 @pytest.fixture
 def stdin(monkeypatch):
-    """Gives the program these bytes as its standard input."""
+    """Give the program these bytes as its standard input."""
 
     def give(content: bytes, *, terminal=False):
         given = SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(content)), isatty=lambda: terminal)
@@ -55,7 +55,7 @@ def stdin(monkeypatch):
 
 
 def raw(path: Path) -> bytes:
-    """The samples of a wave file alone."""
+    """The raw samples of a wave file."""
     content = path.read_bytes()
     return content[content.index(b"data") + 8 :]
 
@@ -66,7 +66,7 @@ def events(out: str) -> list[dict]:
 
 @pytest.mark.parametrize("block", ["0.1", "0.5", "7"])
 def test_words_in_a_stream_are_those_of_the_whole(lintra_says, long, block):
-    """CTM and the final words of JSON; those before begin as these do."""
+    """CTM and the final words in JSON are equal; earlier words are a prefix of these."""
     stream = ["transcribe", "--stream", "--block", block, str(long)]
     _, whole, _ = lintra_says("transcribe", "--ctm", str(long))
     code, out, err = lintra_says(*stream, "--ctm")
@@ -103,7 +103,7 @@ def test_subtitles_are_the_same_in_a_stream(lintra_says, long):
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--ctm"], ["--srt"], ["--beam", "3"], ["--stream"]])
 def test_standard_input_is_the_file_that_is_piped(lintra_says, long, stdin, form):
-    """WAV by its header, raw samples by their rate."""
+    """WAV with its header, raw samples with their rate."""
     _, whole, _ = lintra_says("transcribe", *form, str(long))
     for content, more in ((long.read_bytes(), []), (raw(long), ["--rate", str(RATE)])):
         stdin(content)
@@ -172,7 +172,7 @@ def test_standard_input_that_is_none(lintra_says, long, stdin, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(sys, "stdin", None)
         assert lintra_says("transcribe", "-")[0] == 1
-        sys.stdin.close()  # which the command has opened instead
+        sys.stdin.close()  # the command has opened a stream in its place
     write_kaldi(Path("kaldi"), [text_of(i) for i in range(24)])
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--steps", "1"]
     assert lintra_says("train", "speech", "--kaldi", "kaldi", *tiny, "--dir", "given")[0] == 0
@@ -182,7 +182,7 @@ def test_standard_input_that_is_none(lintra_says, long, stdin, monkeypatch):
 
 @pytest.mark.slow
 def test_what_ffmpeg_decodes(lintra_says, long, monkeypatch):
-    """A file by its name, whole and in a stream: as what it holds."""
+    """A file is recognised by its name, whole and streamed, and transcribed by its content."""
     samples = waveform.read(long, RATE)
     Path("a.m4a").write_bytes(samples.astype("<f4").tobytes())
     _, whole, _ = lintra_says("transcribe", str(long))
@@ -193,7 +193,7 @@ def test_what_ffmpeg_decodes(lintra_says, long, monkeypatch):
 
 
 def when(happened: Callable[[], object], signum: int) -> threading.Thread:
-    """Sends the main thread a signal when something has happened."""
+    """Send the main thread a signal once something has happened."""
 
     def wait():
         while not happened():
@@ -208,12 +208,12 @@ def when(happened: Callable[[], object], signum: int) -> threading.Thread:
 @pytest.mark.parametrize("form", [["--stream"], ["--stream", "--srt"], []])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_pipe_that_stays_open_is_heard_until_a_signal(lintra_says, long, monkeypatch, form, signum):
-    """All that came until then, to its last words; the program waits for more when it is stopped."""
+    """All audio until then, down to the last words; the program is waiting for more when it is stopped."""
     _, whole, _ = lintra_says("transcribe", *form, str(long))
     reads, writes = os.pipe()
     left = array.array("i", [0])
 
-    def read() -> bool:  # all of it
+    def read() -> bool:  # once all of it has been read
         fcntl.ioctl(reads, termios.FIONREAD, left)
         return left[0] == 0
 
@@ -232,7 +232,7 @@ def test_a_pipe_that_stays_open_is_heard_until_a_signal(lintra_says, long, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [None, signal.SIGINT])
 def test_words_are_out_while_a_pipe_is_open(signum):
-    """The program itself, behind another; then it is closed, or stopped."""
+    """The program in a process of its own; the pipe is then closed, or the program stopped."""
     command = [sys.executable, "-m", "lintra.cli", "transcribe", "-", "--rate", "8000"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -258,7 +258,7 @@ def test_words_are_out_while_a_pipe_is_open(signum):
 
 @pytest.mark.parametrize("form", [[], ["--srt"], ["--json"], ["--ctm"]])
 def test_a_microphone_is_heard_until_it_is_stopped(lintra_says, long, monkeypatch, form):
-    """At a rate of its own; its last words are written, and to be stopped is its proper end."""
+    """At its own rate; the last words are written, and stopping it is a normal exit."""
     write_wave(Path("fast.wav"), waveform.read(long, 16_000), 16_000)
     room = Room(waveform.read("fast.wav", 16_000), 16_000).install(monkeypatch)
     thread = when(room.heard.is_set, signal.SIGINT)
@@ -311,7 +311,7 @@ def test_a_busy_computer_says_that_audio_was_lost(lintra_says, long, monkeypatch
 
 
 def test_a_file_that_is_stopped_ends_with_its_last_words(lintra_says, long, monkeypatch):
-    """And what comes after it is not heard."""
+    """What comes after it is not transcribed."""
     _, whole, _ = lintra_says("transcribe", "--stream", str(long))
     blocks = waveform.blocks
 

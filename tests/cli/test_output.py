@@ -1,4 +1,4 @@
-"""How much commands print: errors and the result, how far they are, or what is chosen too."""
+"""How much commands print: errors and results only, progress as well, or also what is chosen."""
 
 import io
 import re
@@ -57,7 +57,7 @@ def test_parts_that_share_are_counted_once(lintra_says, tmp_path, monkeypatch):
     code, said, err = lintra_says(*text, *TINY, "--verbose")
     assert (code, err) == (0, "")
     assert "256 symbols, embeddings tied\n" in said
-    assert ", head 256\n" in said  # its bias
+    assert ", head 256\n" in said  # the bias of the head
 
 
 def test_both_are_none(lintra_says):

@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
 
 
 def test_a_table_is_read_by_its_column_of_texts(lintra_says, run):
-    """A text is what it is in a line of its own, whatever stands beside it in its row."""
+    """A text scores as it does on a line of its own, whatever else its row contains."""
     texts = ["bbb", "a, a", "b", "aa"]
     (run.parent / "lines.txt").write_text("\n".join(texts))
     expected = [

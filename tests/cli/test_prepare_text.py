@@ -1,4 +1,4 @@
-"""Shards at the command line: from texts to a model that learned from them."""
+"""Token shards at the command line: from texts to a model trained on them."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def test_shards_that_cannot_be_trained_on_claim_no_folder(lintra_says, corpus):
 
 
 def test_a_run_is_resumed_by_processes_that_share_its_own_batch(lintra_says, corpus):
-    """Its size is that of --batch-tokens, and not --batch."""
+    """Its size comes from --batch-tokens, not from --batch."""
     assert lintra_says(*PREPARE, "--validate", "0.2")[0] == 0
     assert lintra_says(*LEARN, "--batch-tokens", "48")[0] == 0
     before = (corpus / "run" / "run.json").read_bytes()

@@ -1,4 +1,4 @@
-"""`lintra train series`, `predict` and `evaluate`: what comes out, and what is refused."""
+"""`lintra train series`, `predict` and `evaluate`: what they return, and what they refuse."""
 
 import io
 import json
@@ -24,7 +24,7 @@ SHORT = ["--context", "24", "--horizon", "6"]
 
 
 def write(file, rows=200, first=0):
-    """Two series by the hour and a constant one."""
+    """Write two hourly series and a constant one."""
     a, b = (seasonal_series(rows, 12, seed) for seed in (0, 1))
     hours = np.datetime64("2024-01-01T00:00") + np.arange(first, first + rows) * np.timedelta64(1, "h")
     lines = [f"{hour},{x},{y},5" for hour, x, y in zip(hours, a, b, strict=True)]
@@ -76,7 +76,7 @@ def test_made_up_series_are_learned_and_scored(lintra_says, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("attention", "prefix"), [("aft", ""), ("linear,aft", "aft.")])
 def test_what_could_not_forecast_is_not_trained(lintra_says, tmp_path, monkeypatch, attention, prefix):
-    """With the reason that predict has, before a folder is claimed."""
+    """Refused for the reason that predict gives, before a folder is created."""
     monkeypatch.chdir(tmp_path)
     learn = ["train", "series", "--steps", "1", "--dir", "run", *SHORT, *TINY, "--attention", attention]
     options = ["--attention-options", f"{prefix}window=4", f"{prefix}max_length=30"]
@@ -96,7 +96,7 @@ def test_a_short_training_beats_the_season_before(lintra_says, tmp_path, monkeyp
 
 
 def test_files_are_continued(lintra_says, run):
-    """Each series by its own name and time; the numbers are those of Python."""
+    """Each series with its name and times; the numbers are those of Python."""
     write(run.parent / "new.csv", rows=50, first=7)
     asked = [
         "predict",
@@ -148,7 +148,7 @@ def stream(monkeypatch, content):
 
 
 def test_a_stream_is_forecast_row_by_row(lintra_says, run, monkeypatch):
-    """As the whole series would be at once, though each line is read alone."""
+    """The forecasts equal those of the whole series, although each line is read by itself."""
     values = seasonal_series(40, 12, 5)
     stream(monkeypatch, "".join(f"{x}\n" for x in values).encode())
     code, out, err = lintra_says("predict", "--model", "run", "--quantiles", "0.1", "0.9")
@@ -278,7 +278,7 @@ def test_what_was_scored_before_it_was_stopped(lintra_says, run, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread")
 def test_series_that_do_not_vary_are_learned(lintra_says, tmp_path, monkeypatch):
-    """Nothing is divided by 0, and zeros have no scores in parts of themselves."""
+    """Nothing is divided by 0, and a series of zeros has no relative scores."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.csv").write_text("a,b\n" + "0,0\n" * 100)
     code, out, err = lintra_says(
@@ -315,7 +315,7 @@ def test_settings_of_a_run_begin_another(lintra_says, run):
 
 
 def test_an_output_that_ends_is_no_fault_of_the_files(lintra_says, run, monkeypatch):
-    """`| head -1` ends it without a word, a full disk is named once."""
+    """`| head -1` ends it without a message; a full disk is reported once."""
 
     def ended(*_, **__):
         raise BrokenPipeError(32, "Broken pipe")
@@ -358,7 +358,7 @@ def test_quantiles_have_the_names_that_were_asked_for(lintra_says, run):
 
 
 def test_names_that_are_no_text_are_written_as_escapes(lintra_says, run):
-    """Bytes of a file's name, and halves of a pair in JSON, which no encoding has."""
+    """Undecodable bytes in a file name, and lone surrogates in JSON, which no encoding can represent."""
     rows = "".join(json.dumps({"when": i, "\ud800": i % 5}) + "\n" for i in range(30))
     file = run.parent / "\udcff.jsonl"
     file.write_text(rows)

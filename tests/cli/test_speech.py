@@ -1,4 +1,4 @@
-"""`lintra train speech`, `transcribe` and `evaluate`: what they print and refuse, with which exit code."""
+"""`lintra train speech`, `transcribe` and `evaluate`: their output, their refusals and their exit codes."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def heard(model, file) -> torch.Tensor:
 
 
 def test_text_json_and_ctm(lintra_says, recogniser):
-    """The same text, and in the last two the times of its words on the best path."""
+    """All have the same text; JSON and CTM add the times of its words on the best path."""
     model, file = recogniser(), "audio/train.jsonl-1.wav"
     found = heard(model, file)
     ids = Search()(found)
@@ -64,12 +64,12 @@ def test_text_json_and_ctm(lintra_says, recogniser):
     for line, (*key, start, end, word) in zip(out.splitlines(), expected, strict=True):
         told = line.split(" ")
         assert [*told[:2], told[4]] == [*key, word]
-        # Rounded to milliseconds, the end too.
+        # Rounded to milliseconds, the end as well.
         assert [float(told[2]), float(told[2]) + float(told[3])] == pytest.approx([start, end], abs=6e-4)
 
 
 def test_the_real_time_factor_counts_reading_and_hearing(lintra_says, recogniser, monkeypatch):
-    """A clock that moves a second when a piece is read, and two when it is heard."""
+    """A clock that advances by a second when a piece is read, and by two when it is transcribed."""
     recogniser()
     now = [0.0]
 
@@ -126,7 +126,7 @@ def test_what_fails_is_said_and_the_others_go_on(lintra_says, recogniser, stream
 
 
 def test_a_beam_with_a_language_model(lintra_says, recogniser):
-    """A text or a saved model as the language model; a strong one has the last word."""
+    """A text or a saved model serves as the language model; with a large weight it decides."""
     model, file = recogniser(), "audio/train.jsonl-1.wav"
     Path("lm.txt").write_text("CAB\nCAB\nQ is not known\n")
     symbols = model.config.symbols
@@ -155,7 +155,7 @@ def test_a_beam_with_a_language_model(lintra_says, recogniser):
         code, _, err = lintra_says("transcribe", "--model", "run", *use, "--lm", *more, file)
         assert code == 2
         assert reason in err
-    Path("plain.txt").write_text("CAB\nAB C\n")  # presets, and what a report says of them
+    Path("plain.txt").write_text("CAB\nAB C\n")  # presets, and how a report names them
     for more, lm, weight, bonus in (
         (["--bonus", "1.5"], None, None, 1.5),
         (["--lm", "plain.txt"], {"file": "plain.txt", "order": 5}, 0.5, 0.0),
@@ -200,7 +200,7 @@ def test_a_model_of_given_features_hears_arrays(lintra_says, tmp_path, monkeypat
 
 
 def test_error_rates(lintra_says, recogniser, tmp_path):
-    """Those of the texts that are found, with their counts, an interval around them, and what is left out."""
+    """For the utterances that can be used: their number, a confidence interval, and what is left out."""
     model = recogniser()
     test = write_manifest(tmp_path / "test", ["AB", "B CA", "", "ABQ"], "test.jsonl")
     code, out, err = lintra_says("evaluate", "--model", "run", "--data", str(test), "--json", "a.json")
@@ -232,7 +232,7 @@ def test_error_rates(lintra_says, recogniser, tmp_path):
 
 
 def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, monkeypatch):
-    """Those of each whole test set in a file of its own; and it needs no such folder, nor to write there."""
+    """Each whole test set has a file of its own; without such a folder, or write access, it works too."""
     recogniser(cache="kept")
     tests = [write_manifest(Path(name), texts) for name, texts in (("one", ["AB", "B CA"]), ("other", ["C"]))]
 
@@ -254,7 +254,7 @@ def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, mon
     monkeypatch.setattr(corpus, "write_atomically", refused)
     Path("kept").chmod(0o500)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "arrays", None)  # nothing is computed
+        patch.setattr(corpus, "arrays", None)  # nothing may be computed
         assert [score(test) for test in (*tests, None)] == scores
     Path("kept").chmod(0o700)
     for file in kept:
@@ -308,7 +308,7 @@ def test_what_evaluate_refuses(lintra_says, recogniser, folder):
 
 
 def test_what_was_heard_before_it_was_stopped(lintra_says, recogniser, monkeypatch):
-    """The shortest utterances are heard first; of those the rates are told."""
+    """The shortest utterances come first; the error rates are those of the finished ones."""
     recogniser()
     write_manifest(Path("test"), ["A", "B A", "B"], "test.jsonl")
 
@@ -326,7 +326,7 @@ def test_what_was_heard_before_it_was_stopped(lintra_says, recogniser, monkeypat
 
 
 def test_phonemes_are_scored_as_they_are_written(recogniser):
-    """A word whose phonemes are not known cannot be scored."""
+    """A word with unknown phonemes cannot be scored."""
     Path("lexicon.txt").write_text("A ah\nB b iy\n")
     symbols = learn((), "phoneme", {"A": ("ah",), "B": ("b", "iy")})
     model = recogniser()
@@ -412,7 +412,7 @@ def test_training_is_resumed_exactly(lintra_says, tmp_path, monkeypatch, one_thr
 
 
 def test_data_that_changed_are_noticed(lintra_says, tmp_path, monkeypatch, one_thread):
-    """Else the numbers of symbols would mean others than those the model began with."""
+    """Otherwise the numbers of symbols would stand for other symbols than at the start."""
     monkeypatch.chdir(tmp_path)
     write_kaldi(Path("kaldi"), TEXTS)
     task = ["train", "speech", "--kaldi", "kaldi", "--steps", "2", "--dir", "begun", *TINY]
@@ -442,7 +442,7 @@ def test_a_file_too_long_for_a_mechanism_does_not_end_the_others(lintra_says, re
 def test_an_utterance_too_long_for_a_mechanism_does_not_end_an_evaluation(
     lintra_says, recogniser, monkeypatch
 ):
-    """Nor does it take the others of its batch with it."""
+    """Nor does it take down the others of its batch."""
     model = recogniser()
     forward, reason = type(model).forward, "a made-up mechanism reaches 60 frames"
 

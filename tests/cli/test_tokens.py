@@ -1,4 +1,4 @@
-"""Text by subword tokens at the command line: from a text to what is written, scored and exported."""
+"""Subword tokens at the command line: from a text to generation, scores and exports."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def test_from_a_text_to_a_text(lintra_says, prepared):
     assert (code, err) == (0, "")
     assert re.search(r"tokenizer: 300 tokens, \d\.\d\d bytes each", out)
     assert re.search(r"validation: \d\.\d+ bits/byte, \d\.\d+ bits/token, ", out)
-    (prepared / "t.json").unlink()  # the run has its own
+    (prepared / "t.json").unlink()  # the run has its own copy
     assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
     code, out, err = lintra_says("evaluate", "--model", "run", "--json", "scores.json")
     assert (code, err) == (0, "")
@@ -73,7 +73,7 @@ def test_from_a_text_to_a_text(lintra_says, prepared):
 
 @pytest.mark.parametrize(("data", "out"), [("words.txt", "./words.txt"), (".", "new.json")])
 def test_a_tokenizer_takes_no_place_in_the_text(lintra_says, prepared, data, out):
-    """Neither that of its only file, nor one in a folder that is read as text."""
+    """It neither replaces the only file of the text nor joins a folder that is read as text."""
     before = (prepared / "words.txt").read_bytes()
     code, said, err = lintra_says("prepare", "tokenizer", "--data", data, "--vocabulary", "300", "--out", out)
     assert (code, said, err.count("\n")) == (2, "", 1)
@@ -83,7 +83,7 @@ def test_a_tokenizer_takes_no_place_in_the_text(lintra_says, prepared, data, out
 
 
 def test_a_byte_order_mark_is_no_part_of_a_tokenizer_or_a_text(lintra_says, prepared):
-    """A run keeps the tokenizer without it, and is resumed with it."""
+    """A run stores the tokenizer without the mark, and can be resumed with it."""
     mark, content = b"\xef\xbb\xbf", (prepared / "t.json").read_bytes()
     (prepared / "t.json").write_bytes(mark + content)
     words = (prepared / "words.txt").read_bytes()
@@ -103,7 +103,7 @@ def test_a_byte_order_mark_is_no_part_of_a_tokenizer_or_a_text(lintra_says, prep
 
 
 def test_a_text_ends_at_a_token_or_behind_a_text(lintra_says, prepared):
-    """Of a model that says nothing but three tokens, of which two make a word that is waited for."""
+    """For a model that writes only three tokens, two of which form a stop text."""
     assert lintra_says(*LEARN, "--dir", "run")[0] == 0
     model, tokenizer = checkpoint.load("run"), Tokenizer.read("t.json")
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_bad_input(lintra_says, prepared):
 
 
 def test_weights_are_of_their_tokenizer(lintra_says, prepared):
-    """Another of as many tokens has other ones by the same numbers."""
+    """Another tokenizer of the same size has other tokens under the same numbers."""
     assert lintra_says(*LEARN, "--dir", "run")[0] == 0
     (prepared / "other.txt").write_text("".join(f"{i} autres mots, et cetera.\n" for i in range(200)))
     prepare = ["prepare", "tokenizer", "--data", "other.txt", "--vocabulary", "300", "--out", "other.json"]

@@ -31,7 +31,7 @@ def test_a_recogniser_has_a_page_of_its_own(lintra_says, tmp_path, monkeypatch):
 
 
 def test_a_recogniser_that_cannot_stream(lintra_says, tmp_path, monkeypatch):
-    """It needs no run.json; what it lacks is said in a sentence."""
+    """It needs no run.json; an error message names what is missing."""
     monkeypatch.chdir(tmp_path)
     checkpoint.save(build(normalize="utterance"), tmp_path / "whole")
     code, out, err = lintra_says("web", "--model", "whole")
