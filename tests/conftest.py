@@ -1,4 +1,4 @@
-"""What tests of several folders need."""
+"""Fixtures for tests in several folders."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():  # read when lintra and Triton are imported
+if not torch.cuda.is_available():  # the setting is read when lintra and Triton are imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from lintra import native
@@ -24,7 +24,7 @@ if os.environ.get("LINTRA_EXPECT_NATIVE") and not native.available():
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    """On one thread of the CPU: sums come out in one order, and tiny work does not wait for other threads."""
+    """On one CPU thread: sums come out in one order, and tiny operations do not wait for other threads."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -34,9 +34,9 @@ def one_thread(monkeypatch):
 
 @pytest.fixture
 def fallback_module(monkeypatch):
-    """Imports transformers' module of a model by name, anew, with its functions in PyTorch, not a package's.
+    """Import transformers' module of a model by name, anew, with its functions in PyTorch, not a package's.
 
-    A module binds them when it is imported, so that one that another test left behind may hold a package's.
+    A module binds these on import, so that one that another test left behind may hold those of a package.
     """
     pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
     for package in ("fla", "causal_conv1d", "mamba_ssm"):
@@ -44,7 +44,7 @@ def fallback_module(monkeypatch):
 
     def load(name):
         path = f"transformers.models.{name}.modeling_{name}"
-        monkeypatch.setitem(sys.modules, path, None)  # what was there comes back after the test
+        monkeypatch.setitem(sys.modules, path, None)  # restored after the test
         del sys.modules[path]
         return import_module(path)
 
@@ -53,7 +53,7 @@ def fallback_module(monkeypatch):
 
 @pytest.fixture(params=["native", "torch"])
 def implementation(request):
-    """The native kernels where they are, and without them."""
+    """With the native kernels, if they are available, and without them."""
     if request.param == "torch" and native.available():
         with native.use("off"):
             yield request.param
@@ -63,7 +63,7 @@ def implementation(request):
 
 @pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
 def instruction_set(request):
-    """Each build of the native kernels that this processor has, in turn."""
+    """Each build of the native kernels that this processor can run, in turn."""
     if request.param not in native.instruction_sets():
         pytest.skip(f"{request.param} cannot run here")
     with native.use(request.param):

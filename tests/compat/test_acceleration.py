@@ -1,4 +1,4 @@
-"""Models that are built already, on lintra's kernels and back."""
+"""Existing models, switched to the kernels of lintra and back."""
 
 import inspect
 import subprocess
@@ -15,7 +15,7 @@ from lintra import native
 from lintra.compat import kernels
 
 ROOT = Path(__file__).parents[2]
-QUICK = ("qwen3_5", "kimi_linear", "mamba2", "mamba")  # a family of each recurrence
+QUICK = ("qwen3_5", "kimi_linear", "mamba2", "mamba")  # a family for each recurrence
 pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")
 
 
@@ -23,15 +23,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")
     "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
 )
 def test_a_family_gives_the_same_on_our_kernels(name):
-    """Logits of a padded batch, a prefill and single tokens behind it, gradients, generated tokens."""
+    """Logits of a padded batch, a prefill and single tokens after it, gradients, generated tokens."""
     outcome = check(name)
     assert outcome.passed, outcome
     assert outcome.kernels
 
 
 def weight_gradients(model: nn.Module, tokens: torch.Tensor, *pieces: int) -> torch.Tensor:
-    """Return the gradients of all weights, of a loss of the logits of pieces behind a cache; without pieces,
-    of the whole."""
+    """Return the gradients of all weights for a loss of the logits of pieces with a cache; without pieces,
+    for the whole sequence."""
     model.zero_grad()
     takes = inspect.signature(model.forward).parameters
     name = "cache_params" if "cache_params" in takes else "past_key_values"
@@ -62,7 +62,7 @@ def test_gradients_of_pieces_behind_a_cache_are_those_of_the_whole(name, pieces)
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_transformers_still_asks_for_its_kernels_by_the_names_we_know(name):
-    """A newer transformers that finds its kernels in another way, or under other names, fails here."""
+    """This fails if a newer transformers looks up its kernels in another way, or under other names."""
     model = FAMILIES[name].build()
     module = sys.modules[type(model).__module__]
     asked = {kernel for _, kernel, _ in kernels.asked_for(module)}
@@ -87,7 +87,7 @@ def test_undo_restores_every_function():
     assert len(accelerated.replaced) == 4
     assert "torch_chunk_gated_delta_rule -> lintra.compat.fla.ops" in repr(accelerated)
     assert functions(model) != before
-    assert not lintra.accelerate(model).replaced  # a second time there is nothing left to replace
+    assert not lintra.accelerate(model).replaced  # a second call finds nothing left to replace
     undone = lintra.accelerate(model, undo=True)
     assert {x.name for x in undone.replaced} == {x.name for x in accelerated.replaced}
     assert functions(model) == before
@@ -109,7 +109,7 @@ def test_the_context_ends_also_with_an_error():
     model = FAMILIES["mamba2"].build()
     before = functions(model)
     with pytest.raises(IndexError), lintra.accelerate(model):
-        model(torch.tensor([[64]]))  # there are 64 tokens
+        model(torch.tensor([[64]]))  # the vocabulary has 64 tokens
     assert functions(model) == before
 
 
@@ -151,10 +151,10 @@ PACKED = (
 
 @pytest.mark.parametrize("name", [*PACKED, "granitemoehybrid"])
 def test_packed_sequences_do_not_see_each_other(name):
-    """As transformers' collator packs them; without a package it raises ValueError.
+    """Packed as by transformers' collator; without the package the call raises ValueError.
 
-    These families hand the bounds of sequences to kernels and masks; not all others do. The mask of
-    GraniteMoeHybrid is not told, and lintra's attention finds them by the positions."""
+    These families pass the bounds of sequences to kernels and masks; not all others do. The mask of
+    GraniteMoeHybrid does not get them, and the attention of lintra finds them from the positions."""
     model = FAMILIES[name].build()
     if name not in PACKED:
         pytest.importorskip("lintra.hf")
@@ -197,7 +197,7 @@ def test_a_step_writes_the_state_into_the_cache(name, dtype, monkeypatch):
     for x, place, old in zip(states, places, before, strict=True):
         assert x.data_ptr() == place
         assert not torch.equal(x, old)
-        assert any(into is x and given is x for into, given in copied)  # PyTorch does nothing then
+        assert any(into is x and given is x for into, given in copied)  # PyTorch then does nothing
     assert torch.allclose(logits, expected, rtol=1e-4 if dtype == torch.float32 else 0.05, atol=1e-2)
 
 
@@ -217,7 +217,7 @@ def test_a_state_stays_where_the_one_after_it_is_not_asked_for(asked):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", QUICK)
 def test_half_precision(name, dtype):
-    """As near to float32 as transformers' own functions are with the same weights, within a factor."""
+    """As near to float32 as transformers' own functions with the same weights, within a factor."""
     torch.manual_seed(0)
     model = FAMILIES[name].build()
     tokens = torch.randint(64, (2, 24))

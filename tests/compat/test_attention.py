@@ -1,4 +1,4 @@
-"""Inner attentions: what they share, and what each makes of a mask."""
+"""Inner attentions: what they have in common, and what each does with a mask."""
 
 import copy
 import pickle
@@ -46,14 +46,14 @@ def inputs(queries=11, keys=11):
 
 
 def some_pairs(queries=11, keys=11):
-    """A mask without a pattern; one query sees nothing."""
+    """A mask without a pattern, in which one query sees nothing."""
     visible = torch.rand(queries, keys, generator=torch.Generator().manual_seed(3)) > 0.4
     visible[queries // 2] = False
     return visible
 
 
 def softmax(q, k, v, visible):
-    """The definition; 0 for a query that sees nothing, whose row never meets the softmax as NaN."""
+    """The definition; a query that sees nothing gets 0, and its row never enters the softmax as NaN."""
     scores = torch.einsum("nlhe,nshe->nhls", q, k) / q.shape[3] ** 0.5
     blind = ~visible.any(-1, keepdim=True)
     weights = scores.masked_fill(~(visible | blind), -torch.inf).softmax(-1).masked_fill(blind, 0.0)
@@ -74,7 +74,7 @@ def test_outputs_are_contiguous(attention_type):
 
 @pytest.mark.parametrize("attention_type", ANY_MASK)
 def test_what_an_arbitrary_mask_hides_has_no_gradient(attention_type):
-    """Reformer reads keys from queries, so values show it for all types."""
+    """Reformer takes its keys from the queries; gradients of the values work for all types."""
     q, k, v = (x.requires_grad_() for x in inputs())
     visible = some_pairs()
     y = inner(attention_type)(q, k, v, FullMask(visible))
@@ -92,7 +92,7 @@ def test_a_mask_that_is_triangular_is_causal(attention_type):
     attention, tokens = inner(attention_type), inputs()
     lengths = LengthMask(torch.tensor([11, 7]))
     expected = attention(*tokens, TriangularCausalMask(11), lengths, lengths)
-    nearly = torch.ones(12, 12, dtype=torch.bool).tril()[:, 1:]  # one more query, which sees nothing
+    nearly = torch.ones(12, 12, dtype=torch.bool).tril()[:, 1:]  # one query more, which sees nothing
     q = functional.pad(tokens[0], (0, 0, 0, 0, 1, 0))
     if attention_type in ("full", "exact-topk"):
         y = attention(q, *tokens[1:], FullMask(nearly), None, lengths)[:, 1:]
@@ -142,7 +142,7 @@ def test_a_mask_of_another_size_is_refused(attention_type):
 
 @pytest.mark.parametrize("keys", [5, 17])
 def test_causal_linear_takes_other_keys_than_queries(keys):
-    """Keys behind the last query are not seen; queries behind the last key see all."""
+    """Keys after the last query are not seen; queries after the last key see all keys."""
     q, k, v = inputs(11, keys)
     attention, lengths = (
         inner("causal-linear"),
@@ -164,7 +164,7 @@ def test_causal_linear_is_a_sum_without_a_denominator():
 
 
 def test_errors_are_those_of_the_library():
-    """Which programs catch, with sentences of our own."""
+    """The types are those that programs catch; the messages are those of lintra."""
     mask = FullMask(some_pairs())
     with pytest.raises(RuntimeError, match="arbitrary attn_mask"):
         inner("linear")(*inputs(), mask)
@@ -204,14 +204,14 @@ def test_aft_simple_is_lintras(causal):
     y = inner("aft-simple")(q, k, v, TriangularCausalMask(11) if causal else None, lengths, lengths)
     mechanism = aft.Config().build(causal=causal, heads=3, dim=4).double()
     assert_close(y, mechanism(q, k, v, mask=lengths.bool_matrix), **EXACT)
-    if not causal:  # and reads keys of another length
+    if not causal:  # it also reads keys of another length
         other = inner("aft-simple")(q[:, :3], k, v, None, None, lengths)
         assert_close(other, y[:, :3], **EXACT)
 
 
 @pytest.mark.parametrize("attention_type", ["full", "causal-linear", "aft-simple", "local"])
 def test_a_real_query_may_stand_beside_a_padded_key(attention_type):
-    """Lengths of keys alone hide keys; the queries there see those before them."""
+    """The lengths of keys hide keys only; queries at these places see the keys before them."""
     attention, (q, k, v) = inner(attention_type, local_context=20), inputs()
     lengths = LengthMask(torch.tensor([11, 7]))
     y = attention(q, k, v, TriangularCausalMask(11), None, lengths)
@@ -241,7 +241,7 @@ def test_lengths_of_one_row_are_those_of_every_sequence(attention_type):
 
 
 class Counted(FeatureMap):
-    """A map of one's own, drawn anew at each sequence."""
+    """A custom map, drawn anew for each sequence."""
 
     def __init__(self, query_dims):
         super().__init__(query_dims)
@@ -270,13 +270,13 @@ def test_a_map_of_ones_own_draws_at_each_forward(kind):
     assert_close(y, expected, **EXACT)
 
 
-# What hands over to a mechanism of lintra.
+# The types that call a mechanism of lintra.
 BUILT = ["reformer", "clustered", "improved-clustered", "causal-improved-clustered", "aft-simple"]
 
 
 @pytest.mark.parametrize("attention_type", BUILT)
 def test_a_pickle_is_that_of_a_module_that_has_not_run(attention_type):
-    """What is built for the shapes and device of a call stays behind; modules of the library never had it."""
+    """What is built for the shapes and device of a call is not pickled; the original modules never had it."""
     attention, mask = inner(attention_type), TriangularCausalMask(11)
     mask = mask if attention_type in CAUSAL_ONLY else FullMask(11)
     before = pickle.dumps(attention)
@@ -301,7 +301,7 @@ def test_a_temperature_that_falls_leaves_no_mechanism_for_each_step():
 
 @pytest.mark.parametrize("attention_type", [x for x in TYPES if hasattr(inner(x), "dropout")])
 def test_weights_are_dropped_where_the_module_of_dropout_says_so(attention_type):
-    """It may be switched alone, as programs do that sample at evaluation."""
+    """It may be switched separately, as in programs that sample at evaluation."""
     attention = inner(attention_type, attention_dropout=0.5)
     mask = TriangularCausalMask(11) if attention_type in CAUSAL_ONLY else FullMask(11)
     whole = attention.eval()(*inputs(), mask)
@@ -316,7 +316,7 @@ def test_attributes_that_programs_read_and_change():
     assert (full.softmax_temp, full.dropout.p) == (0.5, 0.2)
     q, k, v = inputs()
     full.eval()
-    full.softmax_temp = 0.25  # of e = 4, that of softmax_temp=None is 0.5
+    full.softmax_temp = 0.25  # the default for e = 4 is 0.5
     assert_close(full(q, k, v), softmax(q / 2, k, v, torch.ones(11, 11, dtype=torch.bool)), **EXACT)
     full.softmax_temp = None
     expected = softmax(q, k, v, torch.ones(11, 11, dtype=torch.bool))
@@ -336,7 +336,7 @@ def test_attributes_that_programs_read_and_change():
 
 
 def test_a_hash_bias_tells_queries_of_one_direction_apart():
-    """Without one they are a single cluster, whatever their lengths: one output for all."""
+    """Without a bias they form a single cluster, whatever their lengths: one output for all."""
     q = draw(1, 1, 1, 4).expand(2, 8, 3, 4) * torch.tensor([0.01, 3.0]).repeat(4)[:, None, None]
     k, v = draw(2, 8, 3, 4, seed=1), draw(2, 8, 3, 4, seed=2)
     mask, lengths = FullMask(8), LengthMask(torch.full((2,), 8))
@@ -357,7 +357,7 @@ def test_the_hash_bias_reaches_causal_clusters():
 
 @pytest.mark.parametrize("attention_type", ["improved-clustered", "causal-improved-clustered"])
 def test_lengths_of_keys_do_not_choose_the_clusters_of_queries(attention_type):
-    """Keys that no query would look at may as well be padding."""
+    """Keys that no query would attend to may as well be padding."""
     q, k, v = draw(2, 16, 3, 4), draw(2, 16, 3, 4, seed=1), draw(2, 16, 3, 4, seed=2)
     q[..., 0] = q[..., 0].abs() + 1
     k[:, 6:, :, 0] = -1e4  # exp of such a score is 0 in float64
@@ -369,7 +369,7 @@ def test_lengths_of_keys_do_not_choose_the_clusters_of_queries(attention_type):
 
 @pytest.mark.parametrize("mask", [None, TriangularCausalMask(11), FullMask(some_pairs())])
 def test_a_listener_gets_the_weights_that_make_the_output(mask):
-    """Looked at or not, the output is that without a listener; a row that sees nothing is 0."""
+    """Whether it reads them or not, the output is the same as without it; a row that sees nothing is 0."""
     q, k, v = inputs()
     heard, events = [], EventDispatcher()
     attention, silent = FullAttention(event_dispatcher=events).double(), FullAttention().eval()
@@ -390,7 +390,7 @@ def test_a_listener_gets_the_weights_that_make_the_output(mask):
 
 
 def test_an_attention_layer_passes_on_what_it_is_given():
-    """Any function may stand in it."""
+    """Its attention may be any function."""
     given = []
 
     def attention(queries, keys, values, attn_mask, query_lengths, key_lengths):
@@ -405,7 +405,7 @@ def test_an_attention_layer_passes_on_what_it_is_given():
 
 @pytest.mark.parametrize("attention_type", ["full", "linear", "causal-linear"])
 def test_compiles_without_a_break(attention_type):
-    """Masks that are made by default are known to be all True without a look at them."""
+    """Default masks are known to be all True without reading their values."""
     options = {"n_layers": 2, "value_dimensions": 4, "query_dimensions": 4, "attention_type": attention_type}
     model = TransformerEncoderBuilder.from_kwargs(**options).get().eval()
     mask = TriangularCausalMask(7) if attention_type == "causal-linear" else None

@@ -1,4 +1,4 @@
-"""Builders take what those of the library take, and build what they build."""
+"""Builders take the arguments of those in the library, and build the same modules."""
 
 import argparse
 from functools import partial
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said():
 
 
 def test_a_builder_of_ones_own_has_attributes_of_its_own():
-    """The base of all takes any; builders of encoders and decoders refuse what they do not know."""
+    """The common base class takes any attribute; builders of encoders and decoders refuse unknown ones."""
 
     class Chain(BaseTransformerBuilder):
         def __init__(self):
@@ -104,7 +104,7 @@ def test_an_activation_is_a_function_of_torch(activation):
 
 @pytest.mark.parametrize("builder", [TransformerEncoderBuilder, RecurrentEncoderBuilder])
 def test_an_encoder_has_its_parameters_in_their_order(builder):
-    """An optimiser's state knows parameters by their number."""
+    """The state of an optimizer identifies parameters by their number."""
     model = builder.from_kwargs(n_layers=2).get()
     names = []
     for i in range(2):
@@ -149,7 +149,7 @@ def test_cross_attention_may_have_sizes_of_its_own(recurrent):
 
 
 class Mean(nn.Module):
-    """An inner attention of one's own, which reads every mask."""
+    """A custom inner attention that reads every mask."""
 
     def __init__(self, strength, n_heads):
         super().__init__()
@@ -189,7 +189,7 @@ def test_a_registered_attention_is_built_and_finds_all_masks():
 
 
 class Rotated(nn.Module):
-    """An attention layer of one's own that turns queries and keys by their places."""
+    """A custom attention layer that rotates queries and keys by their positions."""
 
     def __init__(self, attention, d_model, n_heads, d_keys=None, d_values=None, event_dispatcher=""):
         super().__init__()
@@ -249,6 +249,6 @@ def test_a_builder_of_ones_own_puts_its_own_attention_layer_in():
     x = torch.rand(2, 9, 12, dtype=torch.float64, requires_grad=True)
     y = model(x, length_mask=LengthMask(torch.tensor([9, 5]), max_len=9))
     assert_close(model(x[1:, :5]), y[1:, :5], **EXACT)
-    assert not torch.allclose(model(x.flip(1)).flip(1)[0], y[0])  # it knows places
+    assert not torch.allclose(model(x.flip(1)).flip(1)[0], y[0])  # it uses the positions
     y.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

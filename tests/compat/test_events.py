@@ -1,4 +1,4 @@
-"""Who hears of which event."""
+"""Which listener hears which event."""
 
 import gc
 import weakref
@@ -69,7 +69,7 @@ def test_listeners_are_removed():
     dispatcher.listen(Event, once)
     dispatcher.listen(Event, heard.append)
     dispatcher.dispatch(Event(0))
-    assert len(heard) == 2  # the other one is not left out because the first went
+    assert len(heard) == 2  # removing the first listener does not skip the second
     dispatcher.dispatch(Event(0))
     assert len(heard) == 3
     dispatcher.remove(once)
@@ -185,7 +185,7 @@ MASKS = {
 
 
 def model(builder=TransformerEncoderBuilder, **options):
-    """A small encoder that sends its events to a dispatcher of its own, and that dispatcher."""
+    """A small encoder with a dispatcher of its own, and that dispatcher."""
     torch.manual_seed(0)
     dispatcher = EventDispatcher()
     return builder.from_kwargs(event_dispatcher=dispatcher, **SMALL | options).get().double(), dispatcher
@@ -198,7 +198,7 @@ def inputs(*shape):
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_shows_what_it_uses(name, dropout):
-    """Each layer's weights times its values are what it gives, dropout included."""
+    """Each layer's weights times its values equal its output, dropout included."""
     encoder, dispatcher = model(attention_dropout=dropout)
     seen, given = [], []
     dispatcher.listen(QKVEvent, seen.append)
@@ -255,7 +255,7 @@ def test_weights_read_in_inference_stay_in_it():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_weights_may_be_read_after_the_forward_pass(dropout):
-    """They are those of the output, the same draws of dropout among them."""
+    """They are those of the output, with the same draws of dropout."""
     encoder, dispatcher = model(attention_dropout=dropout)
     events, values, given = [], [], []
     dispatcher.listen(AttentionEvent, events.append)

@@ -36,7 +36,7 @@ SMALL = {
     "feed_forward_dimensions": 16,
     "dropout": 0.0,
 }
-# What a type cannot do without, and what shows it on 11 tokens.
+# The options that a type requires, with values that take effect on 11 tokens.
 OPTIONS = {
     "clustered": {"clusters": 3},
     "improved-clustered": {"clusters": 3, "topk": 4},
@@ -71,7 +71,7 @@ def encoder(builder=TransformerEncoderBuilder, attention_type="full", **options)
 
 
 def textbook(model, x, weights_of, lengths=None):
-    """A post-norm encoder out of the names of a state dict alone; weights_of(q, k) is [l s] of one head."""
+    """A post-norm encoder from the names of a state dict alone; weights_of(q, k) is [l s] for one head."""
     state = model.state_dict()
     real = (
         torch.arange(x.shape[1])
@@ -95,7 +95,7 @@ def textbook(model, x, weights_of, lengths=None):
             for h in range(SMALL["n_heads"]):
                 weights = weights_of(q[n, :, h], k[n, :, h]).masked_fill(~real[n], 0.0)
                 y[n, :, h] = weights / weights.sum(-1, keepdim=True) @ v[n, :, h]
-        y = y * real[..., None, None]  # what padding gets differs on purpose
+        y = y * real[..., None, None]  # padded places differ on purpose
         x = norm(f"{at}.norm1", x + linear(f"{at}.attention.out_projection", y.flatten(2)))
         x = norm(f"{at}.norm2", x + linear(f"{at}.linear2", linear(f"{at}.linear1", x).relu()))
     return norm("norm", x)
@@ -146,7 +146,7 @@ def test_a_state_dict_with_their_names_gives_the_textbook(attention_type, weight
 
 @pytest.mark.parametrize("attention_type", CAUSAL)
 def test_causal_types_are_blind_to_the_future(attention_type):
-    """The selections of two of them look ahead, so it is the gradient that is tested."""
+    """The gradient is tested, since the selections of two of these types look ahead."""
     model, x = encoder(attention_type=attention_type), draw(2, 11, 15).requires_grad_()
     y = model(x, TriangularCausalMask(11))
     for t in (0, 4, 9):
@@ -170,7 +170,7 @@ def test_padding_changes_nothing(attention_type):
 @pytest.mark.parametrize("attention_type", ["full", "linear"])
 @pytest.mark.parametrize("name", MAPS)
 def test_parallel_is_recurrent(attention_type, name):
-    """The same weights under the same names, as an RNN."""
+    """As an RNN with the same weights under the same names."""
     options = {} if attention_type == "full" else {"feature_map": MAPS[name]}
     model = encoder(attention_type={"linear": "causal-linear"}.get(attention_type, "full"), **options)
     rnn = encoder(RecurrentEncoderBuilder, attention_type, **options)
@@ -283,7 +283,7 @@ def exact_topk(temperature):
 
 
 def test_exact_topk_chooses_before_it_scales():
-    """With a temperature below 0 the largest scores are chosen, and of them the smallest weighs most."""
+    """Below 0, the temperature still chooses the largest scores, and the smallest of these weighs most."""
     q, k, v = draw(3, 2, 11, 3, 4)
     best = torch.einsum("nlhe,nshe->nhls", q, k).topk(3, -1)
     weights = torch.zeros(2, 3, 11, 11, dtype=q.dtype).scatter(
@@ -293,7 +293,7 @@ def test_exact_topk_chooses_before_it_scales():
 
 
 def test_exact_topk_makes_scores_of_16_bits_in_float32():
-    """Rounded to 16 bits, scores of hundreds were off by more than the weights may be."""
+    """Rounded to 16 bits, scores in the hundreds would be off by more than the tolerance of the weights."""
     q, k, v = (x.bfloat16() for x in (8 * draw(3, 2, 11, 3, 64)).unbind(0))
     inner = exact_topk(None)
     right = inner(q.float(), k.float(), v.float())
@@ -361,12 +361,12 @@ def test_random_maps_estimate_their_kernel(feature_map, kernel):
 
 
 def test_stabilized_favor():
-    """The maximum cancels; where it would look ahead it is refused."""
+    """The maximum cancels; where it would look ahead, it is refused."""
     x = draw(2, 11, 15)
     plain = encoder(attention_type="linear", feature_map=Favor.factory(n_dims=8))
     stable = encoder(attention_type="linear", feature_map=Favor.factory(n_dims=8, stabilize=True))
     stable.load_state_dict(plain.state_dict())
-    assert_close(stable(x), plain(x), rtol=1e-4, atol=1e-5)  # eps does not scale along
+    assert_close(stable(x), plain(x), rtol=1e-4, atol=1e-5)  # eps is not rescaled
     with pytest.raises(ValueError, match="a causal model must not"):
         encoder(attention_type="causal-linear", feature_map=Favor.factory(stabilize=True))
 

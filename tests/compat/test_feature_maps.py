@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Squared(FeatureMap):
-    """Somebody's own, which says when it is asked to draw."""
+    """A user's map, which records when it is asked to draw."""
 
     def __init__(self, query_dims, offset=0.0):
         super().__init__(query_dims)
@@ -136,7 +136,7 @@ def test_attention_begins_with_a_new_map_of_somebody_elses():
     begin(own, CPU)
     begin(own, CPU)
     assert own.asked == [CPU, CPU]
-    begin(nn.Identity(), CPU)  # any module is a map
+    begin(nn.Identity(), CPU)  # any module can be a map
 
 
 @pytest.mark.parametrize("kind", RANDOM)
@@ -156,7 +156,7 @@ def test_attention_leaves_our_random_maps(kind):
 
 @pytest.mark.parametrize(("kind", "mask"), [("linear", FullMask), ("causal-linear", TriangularCausalMask)])
 def test_somebody_elses_map_draws_in_every_forward(kind, mask):
-    """A map whose new offset changes the output."""
+    """A map with a new offset changes the output."""
 
     class Drawn(Squared):
         def new_feature_map(self, device):
@@ -175,7 +175,7 @@ def test_stabilized_favor_takes_sequences():
     phi.load_state_dict(plain.state_dict())
     for shape in ((2, 5, 4), (2, 5, 3, 4)):
         x = draw(*shape).float()
-        ratio = (phi(x) / plain(x)).movedim(1, -2).flatten(-2)  # one number a sequence, and head
+        ratio = (phi(x) / plain(x)).movedim(1, -2).flatten(-2)  # one number per sequence and head
         assert_close(ratio, ratio[..., :1].expand_as(ratio), rtol=1e-5, atol=0)
         assert phi(x).amax() == 1.0
     with pytest.raises(ValueError, match=r"takes sequences \[n l ... d\], got x of \[5, 4\]"):

@@ -22,7 +22,7 @@ REFUSED = [
 
 
 def run(program: str) -> str:
-    """What a new interpreter prints; an import is for good."""
+    """The output of a new interpreter, since an import cannot be undone."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -67,7 +67,7 @@ with warnings.catch_warnings(record=True) as caught:
     "module", [ours.attention, ours.recurrent.attention, ours.recurrent.transformers, ours.transformers]
 )
 def test_classes_leave_names_to_those_that_derive_from_them(module):
-    """`self.end = nn.Linear(...)` in a class of one's own would be hidden behind a method `end`."""
+    """`self.end = nn.Linear(...)` in a derived class would be hidden by a method `end`."""
     for name in module.__all__:
         taken = {x for x in dir(getattr(module, name)) if not x.startswith("_")}
         assert taken <= set(dir(nn.Module)), name

@@ -1,4 +1,4 @@
-"""Masks: what follows from them, and that it is computed once."""
+"""Masks: their properties, and that each is computed once."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ TRIANGLE = torch.ones(5, 5, dtype=torch.bool).tril()
 
 
 class Own(BaseMask):
-    """A mask of somebody's own gives its matrix alone."""
+    """A user's mask that has only its matrix."""
 
     @property
     def bool_matrix(self):
@@ -40,7 +40,7 @@ MASKS = {
 
 
 class Count(TorchDispatchMode):
-    """How many operators run."""
+    """Counts the operators that run."""
 
     number = 0
 
@@ -131,7 +131,7 @@ def test_what_is_refused():
 
 @pytest.mark.parametrize("make", [lambda: FullMask(3, 5), lambda: TriangularCausalMask(5)])
 def test_masks_compile_into_one_graph(make):
-    """Made in the compiled function, and outside it."""
+    """For masks made inside the compiled function and outside it."""
     outside = make()
 
     def read(x):

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 CHECKOUT = os.environ.get("LINTRA_FAST_TRANSFORMERS", "")
-# Their test files of what is covered, that run on a CPU. The others test private kernels or need CUDA.
+# Its test files for what is covered here and runs on a CPU. The others test private kernels or need CUDA.
 FILES = (
     "attention/test_aft_attention.py",
     "attention/test_attention_layer.py",
@@ -58,7 +58,7 @@ sys.exit(70 if used else code)
 
 
 def outcomes(file: str, report: Path) -> dict[str, tuple[str, str]]:
-    """Of each test in one of their files: passed, failed or skipped, and the message."""
+    """For each test in one of its files: passed, failed or skipped, and the message."""
     options = ("-q", "-p", "no:cacheprovider", "--rootdir", CHECKOUT, f"--junitxml={report}")
     done = subprocess.run(
         [sys.executable, "-c", RUN, CHECKOUT, *options, f"tests/{file}"],

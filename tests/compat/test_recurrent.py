@@ -1,4 +1,4 @@
-"""Recurrent models of the 2020 library: what a state is, and programs that do something with it."""
+"""Recurrent models of the 2020 library: what a state holds, and programs that work with one."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def encoder(attention_type, builder=RecurrentEncoderBuilder, **options):
 
 
 def pair(attention_type):
-    """A model of whole sequences and the same as an RNN, from its state dict."""
+    """A model for whole sequences, and the same model as an RNN, from its state dict."""
     whole = encoder(
         {"linear": "causal-linear"}.get(attention_type, attention_type), TransformerEncoderBuilder
     )
@@ -82,7 +82,7 @@ def decoders(attention_type):
 
 
 def steps(rnn, x, state=None, **options):
-    """y [n l c] of x [n l c], a token at a time, and the state after it."""
+    """y [n l c] of x [n l c], one token at a time, and the final state."""
     ys = []
     for token in x.unbind(1):
         y, state = rnn(token, state=state, **options)
@@ -130,7 +130,7 @@ def test_a_decoder_takes_its_states_so_too(attention_type):
 
 @pytest.mark.parametrize("feature_map", [None, Favor.factory(8, stabilize=True)])
 def test_what_stands_in_padded_keys_changes_nothing(feature_map):
-    """A map that subtracts the maximum of a sequence sees zeros there, as the parallel form does."""
+    """A map that subtracts the maximum over the sequence sees zeros there, as the parallel form does."""
     torch.manual_seed(0)
     recurrent = RecurrentCrossLinearAttention(4, feature_map).double()
     parallel = LinearAttention(4, feature_map).double()
@@ -181,7 +181,7 @@ def test_the_list_handed_in_is_filled_and_its_tensors_stay(attention_type):
         for a, b, c in zip(new, old, copies, strict=True):
             assert a is not b
             assert torch.equal(b, c)
-    with torch.no_grad():  # a list of nothing is a state before any token
+    with torch.no_grad():  # an empty list is the state before any token
         empty = [None, None]
         y, _ = rnn(x[:, 0], empty)
     assert_close(y, rnn(x[:, 0])[0], **EXACT)
@@ -214,7 +214,7 @@ def test_a_state_shares_no_tensor_of_the_caller(attention_type):
 
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_beams_reorder_states(attention_type):
-    """Every beam goes on as the sequence it has become: its whole past read by the batch model."""
+    """Every beam continues the sequence it has become, as if the batch model had read its whole past."""
     whole, rnn = pair(attention_type)
     generator, beams = torch.Generator().manual_seed(0), 3
     tokens = draw(2, 1, 15)
@@ -232,7 +232,7 @@ def test_beams_reorder_states(attention_type):
 
 
 class Compound(nn.Module):
-    """Words of two parts, each with an embedding and an output; a decoder that keeps a list of states."""
+    """Words of two parts, each with its embedding and its output; a decoder that keeps a list of states."""
 
     SIZES = (5, 7)
 
@@ -307,7 +307,7 @@ def test_images_are_drawn_with_the_weights_of_the_batch_model(attention_type):
 
 @pytest.mark.parametrize("attention_type", TYPES)
 def test_truncated_training_detaches_states(attention_type):
-    """Gradients of later tokens: through states those of the whole sequence, else as if these were inputs."""
+    """Gradients through states equal those of the whole sequence; detached states act as inputs."""
     whole, rnn = pair(attention_type)
     x = draw(2, 6, 15).requires_grad_()
     weight = draw(2, 3, 15, seed=2)
@@ -344,7 +344,7 @@ def test_a_mask_of_the_memory_counts_at_every_token(attention_type):
 
 
 def test_attention_of_ones_own():
-    """Whatever can be called: it gets heads and the state, and its state comes back untouched."""
+    """Any callable will do: it gets heads and the state, and the state it returns is passed on unchanged."""
 
     def own(query, key, value, state):
         assert query.shape == (2, 3, 4)
@@ -390,7 +390,7 @@ def test_states_that_do_not_fit_are_refused(attention_type):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_of_half_precision_are_in_float32(dtype):
-    """A state rounded to it may go in as well."""
+    """A state rounded to half precision may be passed in, too."""
     attention = RecurrentLinearAttention(4)
     q, k, v = draw(3, 2, 3, 4).to(dtype)
     y, state = attention(q, k, v)
@@ -426,7 +426,7 @@ def test_listeners_see_weights_and_change_nothing(attention_type):
     assert_close(y, expected, **EXACT)
     assert len(outputs) == 2 * 4
     assert_close(rnn.norm(outputs[-1]), y[:, -1], **EXACT)
-    if attention_type == "linear":  # has no such matrix
+    if attention_type == "linear":  # it has no such matrix
         assert not seen
         return
     own, read = seen[-2:]
@@ -439,7 +439,7 @@ def test_listeners_see_weights_and_change_nothing(attention_type):
 
 
 class Drawn(FeatureMap):
-    """A map of one's own, drawn before each sequence."""
+    """A custom map, drawn before each sequence."""
 
     drawn = 0
 
@@ -487,7 +487,7 @@ def test_the_short_way_of_one_token_is_the_sum(dtype, feature_map):
 
 @needs_native
 def test_the_short_way_is_for_numbers_alone():
-    """Gradients, transforms, graphs and what does not fit are left to the whole function."""
+    """Gradients, transforms, graphs and unsuitable inputs are left to the full function."""
     q, k, v = (draw(2, 1, 3, n, seed=i, dtype=torch.float32) for i, n in enumerate((4, 4, 3)))
     kv, z = linear_attention(q, k, v)[1]
 

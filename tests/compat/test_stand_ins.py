@@ -1,4 +1,4 @@
-"""Programs find lintra's kernels under the names of other packages; each in a process of its own."""
+"""Programs find the kernels of lintra under the names of other packages; each runs in its own process."""
 
 import importlib.util
 import json
@@ -44,7 +44,7 @@ def run(program: str, *flags: str, path=None) -> subprocess.CompletedProcess:
 
 
 def printed(program: str) -> str:
-    """What a new interpreter prints."""
+    """The output of a new interpreter."""
     done = run(program)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -138,7 +138,7 @@ lintra.compat.install("mamba_ssm")
 
 @pytest.mark.slow
 def test_transformers_stays_itself():
-    """Its name below lintra.compat is that of a package which uses it, and stands in for nothing."""
+    """lintra.compat.transformers only works with transformers; it does not stand in for it."""
     program = """
 import lintra.compat
 print(*lintra.compat.install())
@@ -160,7 +160,7 @@ def test_another_package_is_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_FLA, reason="fla-core is not installed")
 def test_with_fla_installed_a_model_generates_on_a_cpu():
-    """transformers takes its Triton kernels, which end in an error without a GPU."""
+    """By itself, transformers takes the Triton kernels of FLA, which raise an error without a GPU."""
     program = f"""
 {HYBRID}
 model.generate(torch.randint(64, (1, 9)), max_new_tokens=2)
@@ -248,7 +248,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "method"), [("program.py", "forkserver"), ("-m program", "fork")])
 def test_a_program_pickles_its_own_classes(program, method, tmp_path):
-    """While it runs, at its exit, and between processes, which import it, and with it what stands in."""
+    """While it runs, at exit, and between processes, which import it and, with it, the stand-ins."""
     (tmp_path / "program.py").write_text(CLASSES.replace("METHOD", repr(method)))
     command = [sys.executable, "-W", "ignore", "-m", "lintra.compat", *program.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
@@ -266,7 +266,7 @@ def test_a_program_pickles_its_own_classes(program, method, tmp_path):
     ["file", *(pytest.param(x, marks=slow) for x in ("module", "compiled", "folder", "archive", "package"))],
 )
 def test_a_program_of_any_form_sees_what_python_shows_it(form, tmp_path):
-    """Its name, arguments, file, package, specification and place to import from."""
+    """Its name, arguments, file, package, specification and first import path."""
     code = """
 import sys
 print([__name__, sys.argv, __file__, __package__, __spec__ and __spec__.name, sys.path[0]])

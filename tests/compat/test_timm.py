@@ -1,4 +1,4 @@
-"""Vision transformers with other attention: one with the interface of timm, and timm's own if installed."""
+"""Vision transformers with other attention: one with the interface of timm, and a real one if installed."""
 
 import copy
 
@@ -14,7 +14,7 @@ from lintra.nn import AttentionLayer
 
 
 class TimmAttention(nn.Module):
-    """Softmax attention with the interface and the names of timm's."""
+    """Softmax attention with the interface and the parameter names of that in timm."""
 
     def __init__(self, dim, num_heads, *, qk_norm=False, norm=False, gated=False, attn_drop=0.0):
         super().__init__()
@@ -59,7 +59,7 @@ class VisionTransformer(nn.Module):
 
 X = torch.randn(3, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 REAL = torch.arange(9) < torch.tensor([9, 5, 1])[:, None]
-PAIRS = REAL[:, None, None] & REAL[:, None, :, None]  # as timm's models of any size say it
+PAIRS = REAL[:, None, None] & REAL[:, None, :, None]  # the form that models of any size in timm pass
 KEYS = REAL[:, None, None].expand(PAIRS.shape)
 
 
@@ -77,7 +77,7 @@ def test_softmax_leaves_outputs_as_they_were(options):
     assert replace_attention(model, softmax.Config()) == ["blocks.0.attn", "blocks.1.attn"]
     assert_close(model(X), expected)
     assert all(isinstance(block.attn, Attention) for block in model.blocks)
-    assert_close(model.state_dict(), weights)  # under the names they had
+    assert_close(model.state_dict(), weights)  # under their original names
 
 
 @pytest.mark.parametrize("mask", [PAIRS, KEYS, added(PAIRS), added(KEYS, -torch.inf)], ids=range(4))

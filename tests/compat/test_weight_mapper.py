@@ -30,7 +30,7 @@ SIZES = {
     "feed_forward_dimensions": 12,
     "dropout": 0.0,
 }
-# What a layer of BERT calls what: its names, and those here.
+# The parts of a layer of BERT: their names there, and their names here.
 BERT = {
     "attention.self.query": "attention.query_projection",
     "attention.self.key": "attention.key_projection",
@@ -53,7 +53,7 @@ def pytorch():
     theirs = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
     with torch.no_grad():
         for parameter in theirs.parameters():
-            parameter.normal_(std=0.3)  # no bias of 0, no gain of 1
+            parameter.normal_(std=0.3)  # no bias is 0 and no gain is 1
     return theirs
 
 

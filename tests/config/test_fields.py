@@ -1,4 +1,4 @@
-"""What a configuration's fields are checked for, in one place: types and ranges."""
+"""The checks of the fields of a configuration, in one place: types and ranges."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Configurations as errors write them."""
+"""Configurations as errors print them."""
 
 from lintra.attention import aft, linear, softmax
 from lintra.config import fields

@@ -1,4 +1,4 @@
-"""The short convolution of whole sequences beside PyTorch's own and what transformers computes."""
+"""The short convolution of whole sequences, compared with that of PyTorch and with transformers."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from lintra.compat.causal_conv1d.causal_conv1d_varlen import causal_conv1d_varle
 from lintra.testing.laws import raises
 from tests.compat.mamba_ssm.loops import convolution, everything
 
-EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # for float64
 
 
 def draw(t=20, w=4, d=11, dtype=torch.float64):
@@ -35,7 +35,7 @@ def test_from_states_to_states(t, w, activation):
 
 
 def test_states_may_be_written_over_before_the_backward():
-    """By those that come out: `final_states_out` may be `initial_states`."""
+    """By the final states: `final_states_out` may be `initial_states`."""
     inputs = draw()
     x, weight, bias, state = inputs
     expected = causal_conv1d_fn(x, weight, bias, initial_states=state, return_final_states=True)

@@ -1,4 +1,4 @@
-"""A few tokens of the short convolution, whose buffer of last inputs is brought up to date in place."""
+"""The short convolution of a few tokens; the buffer of the last inputs is updated in place."""
 
 import pytest
 import torch
@@ -9,19 +9,19 @@ from lintra.compat.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from lintra.testing.laws import gradients, raises
 from tests.compat.mamba_ssm.loops import convolution
 
-EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # for float64
 sets = pytest.mark.parametrize("name", [None, *native.instruction_sets()])
 
 
 def draw(t=1, length=3, w=4, d=150, dtype=torch.float64):
-    """x, the buffer, weight and bias. More channels than a block of the kernel has."""
+    """x, the buffer, weight and bias, with more channels than a block of the kernel has."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, d, t), (3, d, length), (d, w), (d,))
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
 def update(name, x, *others, **options):
-    """By the kernels of an instruction set or, without a name, in PyTorch, which gradients ask for."""
+    """With the kernels of an instruction set or, without a name, in PyTorch: a gradient is requested."""
     if name is None:
         return causal_conv1d_update(x.clone().requires_grad_(), *others, **options).detach()
     with native.use(name):
@@ -128,7 +128,7 @@ def test_gradients():
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("circle", [False, True])
 def test_gradients_of_steps_reach_earlier_tokens(circle, pool):
-    """Through the buffer, which each call writes over."""
+    """Through the buffer, which each call overwrites."""
     x, first, weight, bias = (y.requires_grad_() for y in draw(t=7, d=5))
     line = torch.cat((first, x), 2)
     expected = convolution(line, weight, bias)[..., 3:]

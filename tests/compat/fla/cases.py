@@ -1,4 +1,4 @@
-"""The functions of the stand-in, each with FLA's recurrence in plain PyTorch and float32 beside it."""
+"""The functions of the stand-in, each paired with FLA's recurrence in plain PyTorch and float32."""
 
 import importlib.util
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ HEADS, WIDTH, VALUE_WIDTH = 2, 8, 12
 
 
 def function(path):
-    """The stand-in's, "gla.chunk_gla"."""
+    """A function of the stand-in, such as "gla.chunk_gla"."""
     module, name = path.rsplit(".", 1)
     return getattr(import_module(f"lintra.compat.fla.ops.{module}"), name)
 
 
 @cache
 def naive(op, name):
-    """FLA's, read from its file: the package around it is made for GPUs."""
+    """A reference of FLA, read from its file, since the package around it requires a GPU."""
     spec = importlib.util.spec_from_file_location(f"fla_{op}", FLA.locate_file(f"fla/ops/{op}/naive.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -82,19 +82,19 @@ def lightning(q, k, v, state):
 
 @dataclass
 class Case:
-    """A function, the names of what it takes beside q, k and v with their kinds, and its oracle."""
+    """A function, its arguments beside q, k and v by name with their kinds, and its oracle."""
 
     path: str
     oracle: Any
     extra: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    grouped: bool = False  # more heads of values than of keys
+    grouped: bool = False  # more value heads than key heads
 
     def __post_init__(self):
         self.function = function(self.path)
 
     def draw(self, dtype=torch.float32, *, values=HEADS, t=50, b=2):
-        """q, k, v, the others and a state, differentiable."""
+        """q, k, v, the other arguments and a state, all differentiable."""
         generator = torch.Generator().manual_seed(0)
         shapes = {"heads": (values,), "features": (values, WIDTH), "beta": (values,)}
         drawn = [
@@ -142,7 +142,7 @@ CASES = [
 ]
 BY_NAME = {case.path.split(".")[1]: case for case in CASES}
 every_case = pytest.mark.parametrize("case", CASES, ids=BY_NAME)
-# One function of each recurrence: those beside it have one body with it.
+# One function for each recurrence: the others share its implementation.
 RULES = ["chunk_linear_attn", "chunk_simple_gla", "chunk_gla", "chunk_delta_rule", "chunk_gdn", "chunk_kda"]
 every_rule = pytest.mark.parametrize(
     "case", [BY_NAME[name.replace("gdn", "gated_delta_rule")] for name in RULES], ids=RULES

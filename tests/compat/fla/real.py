@@ -1,4 +1,4 @@
-"""The package FLA itself, which is made for GPUs and warns of many things where there is none."""
+"""The package FLA itself, which is made for GPUs and gives many warnings without one."""
 
 import warnings
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 
 @cache
 def fla(name="fla.ops"):
-    """One of its modules; the test is skipped where it cannot be imported."""
+    """One of its modules; the test is skipped if it cannot be imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -19,7 +19,7 @@ def fla(name="fla.ops"):
 
 
 def gates():
-    """Its references of the gates, by name."""
+    """Its reference implementations of the gates, by name."""
     kda, gdn = fla("fla.ops.kda.gate"), fla("fla.ops.gated_delta_rule.gate")
     return {
         "kda": kda.naive_kda_gate,

@@ -1,4 +1,4 @@
-"""Models of the installed FLA on our kernels, without `install`."""
+"""Models that use the installed FLA, on the kernels of lintra, without `install`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The installed FLA, made for GPUs, serving tensors of the CPU by ours."""
+"""The installed FLA, made for GPUs, with tensors of the CPU served by lintra."""
 
 import sys
 from inspect import signature
@@ -15,7 +15,7 @@ from tests.compat.fla.cases import CASES, every_case
 
 @pytest.fixture
 def fla():
-    """FLA's module of functions, served by ours until the test is over."""
+    """FLA's module of functions, served by lintra until the test is over."""
     module = real.fla("fla.ops")
     installed.wrap()
     yield module
@@ -48,7 +48,7 @@ DISPATCHED = [
 
 @pytest.mark.parametrize("name", DISPATCHED)
 def test_names_imported_before_are_served_too(name):
-    """By the backends of what FLA dispatches by itself."""
+    """Through the backends of the functions that FLA dispatches itself."""
     before = getattr(real.fla(), name)
     installed.wrap()
     try:
@@ -146,7 +146,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_on_a_cpu(fla, name):
-    """Of the package flash-linear-attention, where that is installed beside its core."""
+    """For the package flash-linear-attention, if it is installed beside its core."""
     layers = real.fla("fla.layers")
     torch.manual_seed(0)
     layer = getattr(layers, name)(hidden_size=64, num_heads=2, **LAYERS[name])
@@ -154,5 +154,5 @@ def test_a_layer_on_a_cpu(fla, name):
     y = layer(x)[0]
     y.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
-    with torch.no_grad():  # through its recurrent form
+    with torch.no_grad():  # with its recurrent form
         assert_close(layer.eval()(x)[0], y, rtol=1e-4, atol=1e-5)

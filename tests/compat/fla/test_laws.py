@@ -93,7 +93,7 @@ def test_from_the_last_token_to_the_first(op, packed):
 
 @every_case
 def test_half_precision(case):
-    """Outputs have the dtype of the inputs and states are float32, near what float32 inputs give."""
+    """Outputs have the dtype of the inputs, states are float32, and both are near those of float32 inputs."""
     *inputs, state = (x.detach() for x in case.draw())
     halves = [x.bfloat16() for x in inputs]
     y, after = case(*halves, state)
@@ -102,7 +102,7 @@ def test_half_precision(case):
     assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)  # y is rounded to 8 bits
     assert_close(after, other, rtol=1e-5, atol=1e-5)
     assert case(*halves, state.bfloat16())[1].dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):  # as it comes
+    with torch.autocast("cpu", torch.bfloat16):  # with its default settings
         assert_close(case(*inputs, state), case(*inputs, state), rtol=0, atol=0)
         assert case(*inputs, state)[0].dtype == torch.float32
 

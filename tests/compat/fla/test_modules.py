@@ -1,4 +1,4 @@
-"""The parts of FLA's layers beside the recurrences, beside FLA's references or their formulas."""
+"""The parts of FLA's layers other than the recurrences, compared with FLA's references or their formulas."""
 
 from inspect import signature
 from itertools import pairwise
@@ -40,7 +40,7 @@ SIGNATURES = [
 
 
 def plain(function):
-    """Names and defaults of what is given by place or name."""
+    """Names and defaults of the parameters that can be passed by position or name."""
     parameters = signature(function).parameters.values()
     return [(x.name, x.default) for x in parameters if x.kind == x.POSITIONAL_OR_KEYWORD]
 
@@ -107,7 +107,7 @@ def test_the_norm_of_the_mean_square(biased):
 
 
 def test_dtypes_of_a_norm():
-    """The sum with the residual has the residual's dtype, or is widened."""
+    """The sum with the residual has the dtype of the residual, or a wider one."""
     x, weight, residual = (y.detach() for y in draw((2, 5), (5,), (2, 5), dtype=torch.bfloat16))
     y, summed = rms_norm(x, weight, None, residual.float(), prenorm=True)
     assert (y.dtype, summed.dtype) == (torch.bfloat16, torch.float32)
@@ -140,7 +140,7 @@ def test_the_gate_of_an_mlp():
 
 
 def convolved(x, weight, bias, before):
-    """By PyTorch's convolution, from the inputs before."""
+    """With PyTorch's convolution, continuing from the earlier inputs."""
     inputs = torch.cat((before[..., 1:], x.mT), -1)
     y = functional.conv1d(inputs, weight[:, None], bias, groups=x.shape[2])
     return functional.silu(y).mT, torch.cat((before, x.mT), -1)[..., -weight.shape[1] :]
@@ -199,7 +199,7 @@ def test_a_token_of_a_convolution_changes_its_cache():
 
 
 def test_the_module_of_a_convolution():
-    """Token by token, with a cache, it gives what it gives at once."""
+    """Token by token, with a cache, it returns the same as in one call."""
     module = ShortConvolution(6, 4, bias=True, dtype=torch.float64)
     assert module.state_size == 24
     (x,) = draw((2, 20, 6))

@@ -1,4 +1,4 @@
-"""The stand-in beside FLA's oracles: values and gradients of every function, and what its options mean."""
+"""The stand-in against the oracles of FLA: values and gradients of every function, and its options."""
 
 import pytest
 import torch
@@ -37,12 +37,12 @@ from tests.compat.fla.cases import (
     simple,
 )
 
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 50 tokens
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 50 tokens
 GRADIENTS = {"rtol": 2e-4, "atol": 2e-4}
 
 
 def agree(found, expected, inputs, others):
-    """Outputs and states, and the gradients of an uneven sum over both; the oracle computes in float32."""
+    """Outputs, states and the gradients of an uneven sum over both agree; the oracle is in float32."""
     sums = [torch.cat([x.flatten() for x in pair]) for pair in (found, expected)]
     assert sums[0].dtype == inputs[0].dtype
     assert_close(sums[0].float(), sums[1], **CLOSE)
@@ -61,7 +61,7 @@ def test_values_and_gradients(case, dtype):
 @pytest.mark.parametrize("t", [1, 50])
 @every_case
 def test_a_state_may_be_written_over_before_the_backward(case, t):
-    """As caches of transformers do it with the state that comes out."""
+    """Caches of transformers do this with the final state."""
     inputs = case.draw(t=t)
     expected = gradients(torch.cat([x.flatten() for x in case(*inputs)]), inputs)
     held = inputs[-1].clone()
@@ -78,7 +78,7 @@ def test_more_heads_of_values_than_of_keys(case):
 
 @every_case
 def test_the_scale(case):
-    """Twice the default is twice the output, of the same state."""
+    """Doubling the default doubles the output and leaves the state unchanged."""
     inputs = case.draw()
     (y, state), (other, after) = case(*inputs), case(*inputs, scale=2 * WIDTH**-0.5)
     assert_close([2 * y, state], [other, after])
@@ -133,7 +133,7 @@ def unit(x):
 
 
 def test_norms_of_queries_and_keys_inside():
-    """Of short ones, where the number inside the root counts."""
+    """For short vectors, where the eps inside the root matters."""
     for path, oracle in (
         ("chunk_delta_rule", delta),
         ("fused_recurrent_delta_rule", delta),
@@ -195,7 +195,7 @@ def test_a_bounded_gate_without_a_rate():
 
 
 def test_what_a_gate_is_made_of_says_nothing_without_it():
-    """As in FLA, where callers always hand it over."""
+    """As in FLA, where callers always pass these arguments."""
     inputs = BY_NAME["chunk_kda"].draw()
     A_log, dt_bias = gates(HEADS, WIDTH)
     given = {"A_log": A_log, "dt_bias": dt_bias, "lower_bound": -5.0, "safe_gate": True}
@@ -215,7 +215,7 @@ def test_gates_alone():
 
 
 def test_decays_of_features_in_the_gated_delta_rule():
-    """For every feature, and the product of those with decays of heads."""
+    """With decays of features alone, and multiplied by decays of heads."""
     q, k, v, g, beta, state = BY_NAME["chunk_kda"].draw(values=4)
     options = {"beta": beta, "initial_state": state, "output_final_state": True}
     expected = kda(q, k, v, g, beta, state)

@@ -1,4 +1,4 @@
-"""Signatures of the stand-in and of the FLA that is installed: where they part, a newer one moved them."""
+"""Signatures of the stand-in and of the installed FLA: if they differ, a newer version has changed them."""
 
 from importlib import import_module
 from inspect import Parameter, signature
@@ -11,7 +11,7 @@ from lintra.compat.fla.ops import gated_delta_rule, kda
 from tests.compat.fla import real
 from tests.compat.fla.cases import FLA
 
-# Read by FLA out of **kwargs, and here parameters of their own, by keyword.
+# FLA reads them from **kwargs; here they are keyword parameters.
 BEHIND_KWARGS = {
     *("use_gate_in_kernel", "A_log", "dt_bias", "chunk_size", "head_first", "transpose_state_layout")
 }

@@ -1,4 +1,4 @@
-"""The definitions by loops over tokens, slow and in the dtype of their arguments; and what is compared."""
+"""The definitions as loops over tokens, slow and in the dtype of their arguments; and what is compared."""
 
 import torch
 from torch import Tensor
@@ -69,5 +69,5 @@ def rms_norm(x, weight, z, eps, size, before):
 
 
 def everything(outputs, inputs):
-    """The outputs and the gradients of an uneven sum over them."""
+    """The outputs, and the gradients of an uneven sum over them."""
     return [*outputs, *gradients(torch.cat([x.flatten() for x in outputs]), inputs)]

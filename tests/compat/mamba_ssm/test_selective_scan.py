@@ -1,4 +1,4 @@
-"""Mamba's scan and mixer beside loops in float64 and what transformers computes where it has no kernels."""
+"""Mamba's scan and mixer, compared with loops in float64 and with transformers without its kernels."""
 
 from importlib import import_module
 
@@ -12,8 +12,8 @@ from lintra.testing.laws import raises
 from tests.compat.mamba_ssm import loops
 from tests.compat.mamba_ssm.loops import everything
 
-EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 70 tokens
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # for float64
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 70 tokens
 CONSTANT, SHARED, GROUPED = (12, 5), (2, 5, 23), (2, 3, 5, 23)
 
 
@@ -41,7 +41,7 @@ def test_what_may_be_missing():
 
 
 def test_transposed_views_are_read_where_they_lie():
-    """As transformers hands them over: channels contiguous, time for step sizes."""
+    """As transformers passes them: channels contiguous, and time for the step sizes."""
     inputs = draw()
     views = [x.mT.contiguous().mT if i in (0, 3, 4, 6) else x for i, x in enumerate(inputs)]
     y = selective_scan_fn(*views, True)
@@ -58,15 +58,15 @@ def test_equals_the_fallback(fallback_module):
 
 @pytest.mark.parametrize(("name", "training"), [("mamba", False), ("mamba", True), ("falcon_mamba", False)])
 def test_a_mixer_of_transformers(fallback_module, monkeypatch, name, training):
-    """A whole layer; in training it calls the function that is the whole mixer.
+    """A whole layer; in training it calls the function that computes the whole mixer.
 
-    Not Falcon's in training: transformers norms step sizes before their projection, mamba_ssm after it."""
+    Not Falcon in training: transformers normalises step sizes before their projection, mamba_ssm after it."""
     module = fallback_module(name)
     title = name.title().replace("_", "")
     config = getattr(import_module(f"transformers.models.{name}.configuration_{name}"), f"{title}Config")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "state_size": 6, "expand": 2, "conv_kernel": 4, "time_step_rank": 3}
-    # The constructor of Falcon's initialises norms before it has them.
+    # Falcon's constructor initialises its norms before it creates them.
     mixer = getattr(module, f"{title}Mixer")(config(**sizes), 0, initialize_mixer_weights=False)
     getattr(mixer, f"init_{name}_weights")()
     mixer.train(training)
@@ -139,7 +139,7 @@ def test_the_whole_mixer_equals_loops(names):
 
 def test_the_whole_mixer_without_softplus():
     given = inner_inputs()
-    given["xz"] = given["xz"].detach() / 10  # states may grow without it
+    given["xz"] = given["xz"].detach() / 10  # otherwise the states may grow
     y = mamba_inner_fn(**given, delta_softplus=False, checkpoint_lvl=0)
     assert_close(y, inner_by_loops(given, False), **EXACT)
 

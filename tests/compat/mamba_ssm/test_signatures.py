@@ -59,7 +59,7 @@ SIGNATURES = {
     ),
     "causal_conv1d.causal_conv1d_varlen.causal_conv1d_varlen_states": "x cu_seqlens state_len",
 }
-# Choices between transformers' own fallbacks.
+# Functions that select one of transformers' own fallbacks.
 THEIRS = {"use_mambapy", "use_associative_scan"}
 
 

@@ -1,4 +1,4 @@
-"""Mamba-2's scan and mixer beside loops in float64 and what transformers computes where it has no kernels."""
+"""Mamba-2's scan and mixer, compared with loops in float64 and with transformers without its kernels."""
 
 from importlib import import_module
 from itertools import pairwise
@@ -17,8 +17,8 @@ from lintra.testing.laws import raises
 from tests.compat.mamba_ssm import loops
 from tests.compat.mamba_ssm.loops import everything
 
-EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 150 tokens
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # for float64
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 150 tokens
 
 
 def draw(b=2, t=37, h=4, p=5, g=2, n=6, dtype=torch.float64, heads_of_D=False):
@@ -46,7 +46,7 @@ def test_equals_the_loop_with_all_gradients(options):
 
 @pytest.mark.parametrize("t", [1, 37])
 def test_initial_states_may_be_written_over_before_the_backward(t):
-    """As caches of transformers do it with the states that come out."""
+    """Caches of transformers do this with the final states."""
     inputs = draw(t=t)
     held = inputs[-1].clone()
     y, states = ours(*inputs[:-1], held)
@@ -82,7 +82,7 @@ def test_equals_the_fallback(fallback_module):
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_mixer_of_transformers(fallback_module, monkeypatch, name, training):
-    """A whole layer; in training it calls the function that is the whole mixer."""
+    """A whole layer; in training it calls the function that computes the whole mixer."""
     module = fallback_module(name)
     title = name.capitalize()
     config = getattr(import_module(f"transformers.models.{name}.configuration_{name}"), f"{title}Config")
@@ -115,7 +115,7 @@ NUMBERS = torch.tensor([[0] * 9 + [1] * 1 + [2] * 27, [3] * 20 + [-1] * 17], dty
 
 
 def spans(numbers):
-    """The first and last + 1 token of each sequence of a row."""
+    """The first token and the last + 1 of each sequence of a row."""
     starts = [0, *[i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]], len(numbers)]
     return list(pairwise(starts))
 
@@ -130,7 +130,7 @@ def test_packed_sequences_are_each_alone():
         for first, end in spans(NUMBERS[row].tolist()):
             tokens = (row, slice(first, end))
             x_, dt_, B_, C_, z_ = (each[tokens][None] for each in (x, dt, B, C, z))
-            # Only a row's first sequence goes on from a state, and only if its number is 0.
+            # Only a row's first sequence continues from a state, and only if its number is 0.
             before = state[row][None] if row == 0 and first == 0 else None
             one, kept = loops.ssd(x_, dt_, A, B_, C_, D, z_, dt_bias, before)
             ys.append(one)
@@ -163,7 +163,7 @@ def test_states_of_all_packed_sequences():
 
 
 def test_steps_are_the_scan():
-    """Token by token, A and dt as transformers expands them: one number for a head."""
+    """Token by token, with A and dt expanded from one number per head, as in transformers."""
     x, dt, A, B, C, D, z, dt_bias, state = (y.detach() for y in draw())
     y, after = ours(x, dt, A, B, C, D, z, dt_bias, state)
     state = state.clone()
@@ -182,7 +182,7 @@ def test_steps_are_the_scan():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype):
     inputs = [x.detach() for x in draw(dtype=torch.float32)]
-    # dt, A, D, dt_bias and states are kept in float32 by those who use half precision.
+    # Callers in half precision keep dt, A, D, dt_bias and states in float32.
     halves = [x.to(dtype) if i in (0, 3, 4, 6) else x for i, x in enumerate(inputs)]
     y, after = ours(*halves)
     expected, kept = loops.ssd(*(x.double() for x in halves))

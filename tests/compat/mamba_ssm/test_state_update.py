@@ -1,4 +1,4 @@
-"""One token with a state that is changed in place, for Mamba and Mamba-2."""
+"""One token with a state that is updated in place, for Mamba and Mamba-2."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from lintra.compat.mamba_ssm.ops.triton.selective_state_update import selective_
 from lintra.testing.laws import gradients, raises
 from tests.compat.mamba_ssm import loops
 
-EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # of float32, of one token
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # for float64
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # for float32, for one token
 NAMES = ("state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias")
 
 
 def draw(heads=4, tied=False, b=3, p=9, g=2, n=7, dtype=torch.float64):
-    """Arguments by name; Mamba's without heads. `tied`: one number for a head, expanded."""
+    """Arguments by name; Mamba's have no heads. `tied`: one number per head, expanded."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -33,7 +33,7 @@ def draw(heads=4, tied=False, b=3, p=9, g=2, n=7, dtype=torch.float64):
 
 
 def by_loop(state, x, dt, A, B, C, D, z, dt_bias):
-    """y and the state after one token, of the loop of Mamba over heads side by side."""
+    """y and the state after one token, from the loop of Mamba over concatenated heads."""
     if state.dim() == 3:
         state, x, dt, B, C, z = (y[:, None] for y in (state, x, dt, B, C, z))
         A, D, dt_bias = A[None], D[None], dt_bias[None]
@@ -62,7 +62,7 @@ def test_equals_the_loop_in_place(form, name):
     y, after = by_loop(**given)
     state = given["state"]
     place = state.data_ptr()
-    if name is None:  # gradients are asked for: not the kernels alone
+    if name is None:  # a gradient is requested, so that the kernels alone cannot serve
         given["x"].requires_grad_()
         found = update(given)
     else:
@@ -86,7 +86,7 @@ def test_gradients(form):
 @pytest.mark.parametrize("pool", [False, True])
 @forms
 def test_gradients_of_steps_reach_earlier_tokens(form, pool):
-    """Through the state, which each step writes over."""
+    """Through the state, which each step overwrites."""
     steps = [draw(**form) for _ in range(3)]
     for i, step in enumerate(steps):
         for name in ("x", "dt", "B", "C", "z"):
@@ -123,7 +123,7 @@ def test_gradients_of_steps_reach_earlier_tokens(form, pool):
     assert_close(gradients(last, inputs), gradients(state, inputs), **EXACT)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's, of a state with a graph
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's, for a state with a graph
 def test_gradients_reach_earlier_tokens_in_a_compiled_step():
     x = torch.ones(3, 1, 2, dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, 4, dtype=torch.float64)
@@ -185,7 +185,7 @@ def test_any_strides(form):
 
 
 def test_the_stride_of_a_single_row_is_nobodys_business():
-    """As a product of matrices leaves it, whose rows would overlap if there were two."""
+    """As a matrix product leaves it: with a second row, its rows would overlap."""
     given = draw(tied=True, b=1)
     expected = {name: x.clone() for name, x in given.items()}
     y = update(expected)
@@ -200,7 +200,7 @@ def test_the_stride_of_a_single_row_is_nobodys_business():
 @pytest.mark.parametrize("kept", [torch.float32, None])
 @forms
 def test_half_precision(form, kept, dtype):
-    """States in float32 stay so; those in half precision are rounded once a token."""
+    """States in float32 stay in float32; those in half precision are rounded once per token."""
     given = draw(**form, dtype=torch.float32)
     halves = {name: x if name in ("A", "D", "dt_bias") else x.to(dtype) for name, x in given.items()}
     if form.get("tied"):

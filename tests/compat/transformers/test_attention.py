@@ -1,4 +1,4 @@
-"""Models of transformers with attention of lintra: the function they had, or the mechanism's."""
+"""Models of transformers with the attention of lintra: as their own softmax, or as one of its mechanisms."""
 
 import copy
 
@@ -25,7 +25,7 @@ DECODERS = {
 }
 CONSTANT = ["linear", "performer", "cosformer"]
 CAUSAL = [*CONSTANT, "aft", "bigbird", "longformer", "softmax"]
-# Of other layers' rounding: RMSNorm and rotary positions compute in float32 whatever the model is.
+# Rounding of other layers: RMSNorm and rotary positions compute in float32 whatever the dtype of the model.
 SAME = {"rtol": 1e-6, "atol": 1e-6}
 
 
@@ -49,7 +49,7 @@ def padding(side, b=2, t=20, pad=5):
 
 
 def inside(model):
-    """What attention of the first layer is called with and gives, [(q, k, v), y]."""
+    """The inputs and the output of attention in the first layer, [(q, k, v), y]."""
     kept = []
 
     def function(module, q, k, v, mask, **options):
@@ -63,7 +63,7 @@ def inside(model):
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_lintra_is_what_the_model_was(name, side):
-    """Its logits where there is a token, and its gradients, of sdpa; eager's softmax is of 32 bits."""
+    """Logits at real tokens, and gradients, are those of sdpa; the softmax of eager is in 32 bits."""
     mask, results = padding(side), []
     for implementation in ("sdpa", "lintra"):
         model = build(name, implementation)
@@ -84,7 +84,7 @@ def test_encoders_are_what_they_were(name, side):
 
 
 def test_cross_attention_is_what_it_was():
-    """As long as the sequence that reads, and padded: only the mask is of the other one."""
+    """For a memory as long as the sequence that reads it, and padded: only the mask tells them apart."""
     options = {"is_decoder": True, "add_cross_attention": True}
     other = torch.randn(2, 20, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     given = {"encoder_hidden_states": other, "encoder_attention_mask": padding("right")}
@@ -135,7 +135,7 @@ def test_packed_sequences_are_separate_ones(implementation):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "lintra"])
 def test_positions_say_nothing_of_packing_beside_a_mask(implementation):
-    """Not in one row because another has padding, and not by a jump while generating."""
+    """Neither if another row has padding, nor if positions jump during generation."""
     model, x = build("Llama", implementation), tokens(2, 10)
     again = torch.stack((torch.arange(10) % 5, torch.arange(10)))
     ones = torch.ones_like(x)
@@ -176,7 +176,7 @@ def test_a_model_that_slices_its_mask():
     [*(("Llama", x) for x in CAUSAL), *(("Bert", x) for x in [*CAUSAL, "nystromformer", "clustered"])],
 )
 def test_a_mechanism_is_itself_on_the_layers_q_k_v(name, mechanism, side, monkeypatch):
-    """Rotated ones, with the scale that the model gives, and seeds by layer."""
+    """On rotated q and k, with the scale of the model and a seed for each layer."""
     model = build(name, f"lintra-{mechanism}", "Model")
     kept, function = inside(model)
     transformers.AttentionInterface.register("lintra-kept", function)
@@ -188,7 +188,7 @@ def test_a_mechanism_is_itself_on_the_layers_q_k_v(name, mechanism, side, monkey
         config = attention.in_layer(attention.load(mechanism).Config(), layer)
         ours = config.build(heads=4, kv_heads=k.shape[2], dim=8, causal=name == "Llama").double()
         expected = ours(q, k, v, mask=None if mask is None else mask.bool())
-        if mechanism == "softmax" and mask is not None:  # which does not see whether queries are padded
+        if mechanism == "softmax" and mask is not None:  # it does not see whether queries are padded
             y, expected = y[mask.bool()], expected[mask.bool()]
         assert_close(y, expected, rtol=1e-12, atol=1e-12)
 
@@ -256,7 +256,7 @@ def test_what_stands_in_padding_changes_nothing():
 
 def test_training_with_dropout_and_recomputed_blocks():
     model = build("Llama", "lintra", attention_dropout=0.5)
-    model(tokens(), use_cache=False)  # evaluated before it is trained
+    model(tokens(), use_cache=False)  # evaluation before training
     model.train()
     torch.manual_seed(0)
     a = model(tokens(), use_cache=False).logits

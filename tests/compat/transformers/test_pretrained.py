@@ -1,4 +1,4 @@
-"""Encoders of transformers in lintra's blocks: equal outputs, and where theirs are not the paper's."""
+"""Encoders of transformers in lintra's blocks: equal outputs, and where they deviate from the papers."""
 
 import json
 
@@ -30,7 +30,7 @@ SAME = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def build(name, options, head="Model"):
-    """A tiny model with random weights, biases and norms too, in float64."""
+    """A tiny model with random weights, also for biases and norms, in float64."""
     torch.manual_seed(0)
     options = SIZES | options | ({"num_labels": 2} if head == "ForQuestionAnswering" else {})
     config = getattr(transformers, f"{name}Config")(**options)
@@ -57,7 +57,7 @@ def output(result):
 
 @pytest.fixture
 def wide(monkeypatch):
-    """Softmax in the dtype of its input: Longformer's is of 32 bits whatever the model is."""
+    """Softmax in the dtype of its input: Longformer uses 32 bits whatever the dtype of the model."""
     softmax = functional.softmax
     monkeypatch.setattr(functional, "softmax", lambda x, dim=None, dtype=None: softmax(x, dim=dim))
 
@@ -65,14 +65,14 @@ def wide(monkeypatch):
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize("head", HEADS)
 def test_longformer(head, side, wide):
-    """29 tokens, which its own padding makes 32; global tokens where a caller says."""
+    """29 tokens, which its own padding extends to 32; global tokens where the caller says."""
     model = build("Longformer", LONGFORMER, head)
     ours, x, kind = encoder_from_pretrained(model), tokens(2, 29), types(2, 29)
     mask, far = torch.ones_like(x), torch.zeros_like(x)
     if side != "none":
         mask[0, slice(0, 9) if side == "left" else slice(20, None)] = 0
     x = x.masked_fill(mask == 0, 1)
-    # A head reads the first place; ours, the first real token.
+    # A head reads the first place; that of lintra reads the first real token.
     far[0, 9 if side == "left" else 0] = far[1, [0, 5, 17]] = 1
     theirs = output(model(x, attention_mask=mask, global_attention_mask=far, token_type_ids=kind))
     y = ours(x, mask=mask.bool(), global_mask=far.bool(), token_types=kind)
@@ -92,16 +92,16 @@ def test_longformer_as_it_is_and_without_global_tokens():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("landmarks", [6, 24])
 def test_nystromformer(head, landmarks):
-    """Of the length it was made for; as many landmarks as tokens are attention without landmarks."""
+    """At the length it was made for; with as many landmarks as tokens it is attention without landmarks."""
     model = build("Nystromformer", NYSTROM | {"num_landmarks": landmarks}, head)
     ours, x, kind = encoder_from_pretrained(model), tokens(1, 24), types(1, 24)
     assert_close(ours(x, token_types=kind), output(model(x, token_type_ids=kind)), **SAME)
 
 
 def test_where_nystromformer_is_not_itself():
-    """In a batch, iterations begin by the largest norm of all samples. A padded batch is an error, or where
-    there are no landmarks its padding is read by the convolution. Another length is an error or mixes
-    samples. Ours gives a sample what it gets alone."""
+    """In a batch, iterations start from the largest norm of all samples. A padded batch is an error or, where
+    there are no landmarks, its padding is read by the convolution. Another length is an error or mixes
+    samples. In lintra each sample gets the same output as when it is alone."""
     model = build("Nystromformer", NYSTROM)
     ours, x = encoder_from_pretrained(model), tokens(3, 24)
     alone = torch.cat([model(row[None]).last_hidden_state for row in x])
@@ -172,7 +172,7 @@ def test_bigbird_with_the_blocks_of_its_training(t):
 
 
 def seen_in_evaluation(n, c, repeats):
-    """What BigBird of transformers adds to scores [t t] in evaluation: log of how often a block is read."""
+    """What transformers' BigBird adds to scores [t t] in evaluation: the log of how often a block is read."""
     row, column = torch.arange(n)[:, None], torch.arange(n)
     often = ((row - column).abs() <= 1) | (column == 0) | (column == n - 1)
     often = often.double() + repeats * (column == 0)
@@ -181,8 +181,8 @@ def seen_in_evaluation(n, c, repeats):
 
 
 def test_where_bigbird_is_not_itself(monkeypatch):
-    """In evaluation it reads no random block, and the first one as many times more; the last block of a
-    padded sample is that of the batch; and one short input makes it full attention for good."""
+    """In evaluation it reads no random block, and the first block that many times more; the last block of a
+    padded sample is that of the batch; and one short input switches it to full attention for good."""
     model = build("BigBird", BIGBIRD)
     x = tokens(2, 48)
     first = model(x).last_hidden_state
@@ -197,7 +197,7 @@ def test_where_bigbird_is_not_itself(monkeypatch):
     assert (longer - model(x[:, :40]).last_hidden_state).abs().max() > 1e-2
     assert_close(ours(x, mask=mask.bool())[:, :40], ours(x[:, :40]), **SAME)
 
-    short = model(x[:, :20]).last_hidden_state  # five blocks, of which every set is all
+    short = model(x[:, :20]).last_hidden_state  # five blocks, so that every set covers all
     assert_close(ours(x[:, :20]), short, **SAME)
     assert (model(x).last_hidden_state - first).abs().max() > 1e-2
     assert model.attention_type == "original_full"
@@ -224,7 +224,7 @@ def test_folders_dtypes_and_our_own_checkpoints(name, options, tmp_path):
     ("name", "options"), [("Longformer", LONGFORMER), ("Nystromformer", NYSTROM), ("BigBird", BIGBIRD)]
 )
 def test_a_folder_that_lacks_weights_is_refused(name, options, head, tmp_path):
-    """All but a pooler's, which ours does not have."""
+    """All weights except those of a pooler, which lintra does not have."""
     model, file = build(name, options, head).float(), tmp_path / "model.safetensors"
     model.save_pretrained(tmp_path)
     tensors, x = load_file(file), tokens(2, 24)
