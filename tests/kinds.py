@@ -1,11 +1,11 @@
-"""Small decoders of every kind that runs fused and in the runtime, with biases and norms that matter."""
+"""Small decoders of every kind with fused steps and in the runtime; biases and norms are random."""
 
 import torch
 
 from lintra.attention import linear
 from lintra.models import decoder
 
-LENGTH = 20  # positions, where they are bounded
+LENGTH = 20  # the number of positions, where it is limited
 
 KINDS = {
     "plain": {},

@@ -1,6 +1,6 @@
-"""Processes that speak to each other through gloo, started once for all tests of a worker.
+"""Processes that communicate through gloo, started once for all tests of a worker.
 
-With LINTRA_TEST_BACKEND=nccl each has a GPU of its own, and what it is given goes there.
+With LINTRA_TEST_BACKEND=nccl each process has its own GPU, and its arguments are moved there.
 """
 
 import multiprocessing
@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
-SECONDS = 60  # without a word from the others
-LONGEST = 600  # seconds that a call may take
+SECONDS = 60  # without a message from the others
+LONGEST = 600  # the most seconds that a call may take
 BACKEND = os.environ.get("LINTRA_TEST_BACKEND", "gloo")
 
 
 class Ranks:
-    """`call(function, ...)` gives what a function gives on each rank, or raises what one of them raised."""
+    """`call(function, ...)` returns the results of a function from each rank, or raises the error of one."""
 
     def __init__(self, count: int, folder: str):
         context = multiprocessing.get_context("spawn")
@@ -71,14 +71,14 @@ def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at: other tests run beside these."""
+    """Return a port on which nobody listens: other tests run at the same time."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
 
 
 def moved(x: Any, device: torch.device) -> Any:
-    """Arguments or results of a function, with their tensors and modules on a device."""
+    """The arguments or results of a function, with their tensors and modules moved to a device."""
     if device.type == "cpu" and BACKEND != "nccl":
         return x
     return pytree.tree_map_only((torch.Tensor, torch.nn.Module), lambda part: part.to(device), x)

@@ -1,4 +1,4 @@
-"""A model over several ranks is that of one process: outputs, gradients, padding, packed sequences."""
+"""A model over several ranks equals one process: outputs, gradients, padding, packed sequences."""
 
 import copy
 import re
@@ -79,7 +79,7 @@ def results(model, tokens, targets, real, mesh=None, **layout):
 
 
 def on_rank(model, method, tokens, targets, mask, cu_seqlens):
-    """What `results` gives where this rank has its piece alone."""
+    """The outcome of `results` when this rank has only its piece."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     model = context_parallel(model, mesh, method=method)
     tokens, targets = shard(tokens, mesh), shard(targets, mesh)
@@ -170,13 +170,13 @@ def test_pieces_shorter_than_the_window(two_ranks, attention):
 
 @pytest.mark.parametrize("cu_seqlens", [[0, TIME], [0, 19, TIME], [0, 19, 19, TIME], [0, 20, TIME]], ids=str)
 def test_where_packed_sequences_begin(two_ranks, cu_seqlens):
-    """Rank 1 begins with token 19."""
+    """The piece of rank 1 begins with token 19."""
     model = build((delta.Config(), softmax.Config()), position="rotary", conv=3)
     compare(two_ranks, model, cu_seqlens=torch.tensor(cu_seqlens), b=1)
 
 
 class Network(nn.Module):
-    """A network of one's own."""
+    """A custom network."""
 
     def __init__(self):
         super().__init__()
@@ -226,7 +226,7 @@ def test_pieces_are_the_whole_in_order(two_ranks):
 
 
 def refused_on_rank(make, arguments):
-    """The message of what a rank refuses."""
+    """The message of the error that a rank raises."""
     mesh = init_device_mesh("cpu", (2,))
     try:
         make(mesh, *arguments)
@@ -264,7 +264,7 @@ def of_wrong_bounds(mesh):
 
 
 def of_other_batches(mesh, model, inputs, method):
-    """The sequences of one rank are more than those of the other."""
+    """One rank has more sequences than the other."""
     model = context_parallel(model, mesh, method=method)
     model(inputs[: 2 + mesh.get_local_rank()])
 
@@ -284,7 +284,7 @@ def of_no_method(mesh):
 
 
 def sent_on_rank(attention, method, tokens, options):
-    """Bytes that this rank has sent in a forward and a backward of sequences."""
+    """Bytes that this rank has sent in a forward and a backward pass over sequences."""
     mesh = init_device_mesh("cpu", (2,))
     model = context_parallel(build(attention, **options), mesh, method=method)
     model(shard(tokens, mesh)).sum().backward()
@@ -391,7 +391,7 @@ def test_every_mechanism_on_four_ranks(four_ranks, attention):
 
 
 def steps_on_rank(model, method, count, batch):
-    """The gradients of each of some steps, and how many messages are still held after each."""
+    """The gradients of each of several steps, and the number of messages still held after each."""
     mesh = init_device_mesh("cpu", (2,))
     model = context_parallel(model, mesh, method=method)
     tokens, targets = (shard(x, mesh) for x in batch)
@@ -405,7 +405,7 @@ def steps_on_rank(model, method, count, batch):
 
 @pytest.mark.parametrize("method", ["relay", "scan"])
 def test_layers_below_that_do_not_learn_change_nothing_in_any_step(two_ranks, method):
-    """Rank 0 takes the gradient of a state that it does not need, or it would take it for the next step's."""
+    """Rank 0 receives a state gradient that it does not need; it would confuse it with the next one."""
     model = build((linear.Config(), softmax.Config()))
     model.embedding.requires_grad_(False)
     model.blocks[0].requires_grad_(False)
@@ -469,7 +469,7 @@ def recomputed_on_rank(x, method):
     model = context_parallel(Network(), mesh, method=method)
     x = shard(x, mesh)
     y = checkpoint(model.layers[0], x, use_reentrant=False)
-    if method == "scan" or not mesh.get_local_rank():  # the first one waits for the last one's gradient
+    if method == "scan" or not mesh.get_local_rank():  # the first rank waits for the gradient of the last
         return None if method == "relay" else y.square().sum().backward()
     with pytest.raises(ValueError, match=r"cannot be computed again in the backward: .* needs method='scan'"):
         y.square().sum().backward()

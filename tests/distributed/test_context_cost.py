@@ -1,4 +1,4 @@
-"""Methods that layers get, by the prediction of what either costs."""
+"""The method chosen for each layer, from the predicted cost of both."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_without_messages_waiting_grows_with_the_ranks_and_exchanging_with_the_l
     machine = Machine(latency=0.0, bandwidth=math.inf)
     relay, scan = seconds(8, 3, 1000, machine)
     assert seconds(8, 5, 1000, machine) == pytest.approx((2 * relay, scan), rel=1e-6)
-    # the head, of the whole network, is spread over its layers
+    # the head, which belongs to the whole network, is spread over its layers
     assert seconds(16, 3, 1000, machine) == pytest.approx((relay, 2 * scan), rel=0.01)
     assert seconds(8, 3, 4000, machine) == pytest.approx((4 * relay, 4 * scan))
 

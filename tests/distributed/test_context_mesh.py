@@ -23,12 +23,12 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 def summed(model, tokens, targets, whole):
-    """The summed cross-entropy of some tokens over the number of all."""
+    """The summed cross-entropy of some tokens, divided by the number of all."""
     return functional.cross_entropy(model(tokens).mT, targets, reduction="sum") / whole.numel()
 
 
 def engine_on_rank(model, engine, shape, method, targets):
-    """The loss of all ranks and the gradients that this one ends with."""
+    """The loss over all ranks, and the final gradients on this one."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "context"))
     everyone = init_device_mesh("cpu", (mesh.size(),))
     context_parallel(model, mesh["context"], method=method)
@@ -41,7 +41,7 @@ def engine_on_rank(model, engine, shape, method, targets):
     rows = targets.chunk(shape[0])[mesh["data"].get_local_rank()]
     tokens, here = shard(model.shift(rows), mesh["context"]), shard(rows, mesh["context"])
     loss = summed(run, tokens, here, targets)
-    (loss * mesh.size()).backward()  # both give the mean over ranks
+    (loss * mesh.size()).backward()  # both engines take the mean over ranks
     total = loss.detach()
     torch.distributed.all_reduce(total)
     gradients = {name: x.grad for name, x in model.named_parameters() if x.requires_grad}

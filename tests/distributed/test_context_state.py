@@ -1,4 +1,4 @@
-"""Pieces behind a state: outputs, the next state and gradients are those of one process's `extend`."""
+"""Pieces after a state: outputs, the next state and gradients equal those of `extend` in one process."""
 
 import copy
 import re
@@ -15,7 +15,7 @@ from lintra.distributed import context_parallel, extend, gather, reduce_gradient
 from lintra.nn import AttentionLayer, Block
 from tests.distributed.test_context import HOLES, KINDS, MECHANISMS, PADDED, TIME, N, build, draw
 
-SEEN = 9  # tokens before, of the state
+SEEN = 9  # tokens that the state has read
 # Room for the tokens of the state.
 OPTIONS = [
     *({"attention": x} for x in MECHANISMS if x.__class__ is not cosformer.Config),
@@ -28,7 +28,7 @@ MASKS = [None, PADDED, PADDED.flip(1), HOLES]
 
 
 def state_of(model):
-    """A state behind tokens, of which one sequence has fewer."""
+    """A state after some tokens; one of the sequences has fewer of them."""
     mask = torch.arange(SEEN) < torch.tensor([SEEN, 4])[:, None]
     tokens = torch.randint(0, N, (2, SEEN), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -36,12 +36,12 @@ def state_of(model):
 
 
 def leaf(state):
-    """A copy that a gradient reaches."""
+    """A copy that receives a gradient."""
     return map_state(lambda x: x.clone().requires_grad_(x.is_floating_point()), state)
 
 
 def weigh(state, seed):
-    """A sum of every number of a state, each with a weight of its own."""
+    """The sum of all numbers of a state, each with its own random weight."""
     generator = torch.Generator().manual_seed(seed)
     parts = [x for x in leaves(state) if x.is_floating_point()]
     return sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in parts)
@@ -54,7 +54,7 @@ def gradients(model, state):
 
 
 def alone(model, tokens, mask, state):
-    """Params, the next state, the gradients of the parameters and of the state, by one process."""
+    """Params, the next state, and the gradients of parameters and state, in one process."""
     model, state = copy.deepcopy(model), leaf(state)
     params, after = model.extend(tokens, state, mask=mask)
     (params.square().sum() + weigh(after, 3)).backward()
@@ -62,7 +62,7 @@ def alone(model, tokens, mask, state):
 
 
 def on_rank(cases):
-    """Results of `alone`, where this rank has its piece and, but for rank 0, no state."""
+    """The results of `alone` if this rank has its piece and, except for rank 0, no state."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     rank, last = mesh.get_local_rank(), mesh.size() - 1
     found = []
@@ -71,7 +71,7 @@ def on_rank(cases):
         state = leaf(given)
         mask = None if mask is None else shard(mask, mesh)
         params, after = extend(model, shard(tokens, mesh), None if rank else state, mask=mask)
-        # Any rank may use the next state: the first and the last use a part of it each.
+        # Any rank may use the next state: the first and the last rank each use a part of it.
         share = {0: 0.25, last: 0.75}.get(rank, 0.0) if last else 1.0
         loss = params.square().sum() + (share * weigh(after, 3) if share else 0.0)
         loss.backward()
@@ -152,8 +152,8 @@ def test_gradients_pass_from_one_segment_to_the_one_before(two_ranks):
 
 @torch.no_grad()
 def generated_on_rank(model, tokens, method):
-    """Params of the last tokens, by each rank alone behind what all have read; and what `forward` still
-    gives."""
+    """Params of the last tokens, computed by each rank alone after all have read the others; and the result
+    of `forward` afterwards."""
     mesh = init_device_mesh("cpu", (2,))
     context_parallel(model, mesh, method=method)
     _, state = extend(model, shard(tokens[:, :-2], mesh))
@@ -174,7 +174,7 @@ def test_any_rank_generates_behind_a_prompt_that_all_have_read(two_ranks, method
 
 
 class Network(nn.Module):
-    """A network of one's own."""
+    """A custom network."""
 
     def __init__(self):
         super().__init__()
@@ -242,7 +242,7 @@ def test_a_cache_keeps_the_dtype_that_autocast_decides(two_ranks):
 
 
 def refused_on_rank(model, pieces, states, masks):
-    """The message of what a rank refuses, and that the ranks can go on."""
+    """The message of the error that a rank raises; the ranks can continue afterwards."""
     mesh = init_device_mesh("cpu", (2,))
     rank = mesh.get_local_rank()
     context_parallel(model, mesh)

@@ -1,4 +1,4 @@
-"""Ranks that are killed: torchrun starts all again and they end as if nothing had been; otherwise all end."""
+"""Killed ranks: torchrun restarts all, and they end as if nothing had happened; without it, all end."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def arguments(folder: Path, **changes: Any) -> list[str]:
 def start(
     command: list[str], victims: list[dict[str, Any]] | None = None, **variables: str
 ) -> subprocess.Popen:
-    """A program of one thread, which gets no variables of a launcher of this test's own."""
+    """A single-threaded program that inherits no launcher variables from this test."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ.get("HOME", "/"),
@@ -64,7 +64,7 @@ def start(
 
 
 def ended(process: subprocess.Popen, seconds: float = 400) -> tuple[int, str, str]:
-    """The exit code and what a program has printed. It is killed where it does not end in time."""
+    """The exit code and output of a program, which is killed if it does not end in time."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -82,7 +82,7 @@ def torchrun(
 
 
 def assert_none_left(folder: Path) -> None:
-    """No process that names the folder is there, a moment after the one that started it has ended."""
+    """No process whose command names the folder is left shortly after its parent has ended."""
     limit, left = time.monotonic() + 20, ["?"]
     while left and time.monotonic() < limit:
         found = [x for x in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in content(x)]
@@ -94,7 +94,7 @@ def assert_none_left(folder: Path) -> None:
 def content(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError:  # ended meanwhile
+    except OSError:  # it has ended in the meantime
         return b""
 
 
@@ -134,7 +134,7 @@ def test_a_killed_rank_changes_nothing(undisturbed, strategy, tmp_path, seed):
 
 
 def test_killed_before_and_while_a_checkpoint_is_written(undisturbed, strategy, tmp_path):
-    """Before the first one, by --resume too, and at the name of a later one: the one before is good."""
+    """Before the first one, also with --resume, and before a later one gets its name: the last is good."""
     folder = tmp_path / "run"
     victims = [
         {"attempt": 0, "rank": 1, "step": 1},
@@ -147,7 +147,7 @@ def test_killed_before_and_while_a_checkpoint_is_written(undisturbed, strategy, 
 
 
 def test_ten_killed_ranks_of_four(tmp_path):
-    """Bit for bit with four ranks too, whose sums have an order."""
+    """Bit for bit the same with four ranks too: their sums have a fixed order."""
     draw = random.Random(0)
     steps = sorted(draw.sample(range(1, 24), 10))
     victims = [
@@ -162,8 +162,8 @@ def test_ten_killed_ranks_of_four(tmp_path):
 
 
 def test_a_lost_node_leaves_a_smaller_world(tmp_path):
-    """Two nodes of one process, of which one ends with its torchrun. The other goes on by itself, and its end
-    is that of one process, to the order of sums."""
+    """Two nodes of one process each, one of which is lost with its torchrun. The other continues by itself,
+    and ends like a single process, up to the order of sums."""
     port, folder = free_port(), tmp_path / "run"
     elastic = (
         f"--nnodes 1:2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id x"
@@ -177,7 +177,7 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
         *arguments(folder, dropout=0),
     ]
     first = start(command)
-    time.sleep(3)  # the one that holds the rendezvous is the first one
+    time.sleep(3)  # the node that holds the rendezvous is the first
     second = start(command, [{"rank": 1, "step": 10, "to": "both"}])
     assert ended(second)[0] == -signal.SIGKILL
     code, out, err = ended(first)
@@ -192,7 +192,7 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
 
 
 def test_none_outlives_torchrun(tmp_path):
-    """A launcher has no time to end its processes where it is killed itself."""
+    """A launcher that is killed has no time to end its processes."""
     folder = tmp_path / "run"
     options = [*STANDALONE, "--nproc-per-node", "2", "-m", "tests.distributed.victim"]
     command = ["torch.distributed.run", *options, *arguments(folder, steps=1_000_000, save_every=1_000_000)]
@@ -217,7 +217,7 @@ def test_without_torchrun_all_end_with_the_killed_one(tmp_path, rank):
 
 
 def test_one_that_is_killed_before_it_joins_the_others(strategy, tmp_path):
-    """The first process waits for it where no error of communication would come before the timeout."""
+    """The first process would otherwise wait for it until the timeout, with no communication error."""
     folder = tmp_path / "run"
     command = ["tests.distributed.victim", *arguments(folder, devices=2, strategy=strategy)]
     code, _, err = ended(start(command, [{"rank": 1, "step": 0, "where": "start"}]))
@@ -229,7 +229,7 @@ def test_one_that_is_killed_before_it_joins_the_others(strategy, tmp_path):
 
 
 def test_one_that_does_not_answer_is_waited_for_as_long_as_the_timeout(tmp_path):
-    """And then it is killed, since it cannot end itself."""
+    """It is then killed, since it cannot end itself."""
     folder = tmp_path / "run"
     command = ["tests.distributed.victim", *arguments(folder, devices=2, timeout=25)]
     code, _, err = ended(start(command, [{"rank": 1, "step": 7, "signal": int(signal.SIGSTOP)}]))

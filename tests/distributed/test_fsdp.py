@@ -1,4 +1,4 @@
-"""A model that several processes share learns as in one process, and its checkpoints are for any number."""
+"""A model sharded over processes learns as in one process; its checkpoints suit any number of them."""
 
 import contextlib
 import copy as copying
@@ -46,7 +46,7 @@ SIZES = {"layers": 2, "heads": 2, "width": 12}
 
 
 def networks():
-    """A network of each mechanism, by its name; and what uses weights outside their blocks."""
+    """A network of each mechanism, by name; and networks that use weights outside their blocks."""
     for name in attention.names():
         config, causal = (
             SMALL.get(name) or attention.load(name).Config(),
@@ -62,12 +62,12 @@ def networks():
     )
     reads = encoder.Config(vocabulary=N, outputs=None, pool=None, **SIZES)
     yield "forecaster", forecaster.Config(**SIZES)
-    yield "bilstm", bilstm.Config(vocabulary=N, width=8)  # of no block
+    yield "bilstm", bilstm.Config(vocabulary=N, width=8)  # it has no blocks
     yield "seq2seq", seq2seq.Config(vocabulary=N, encoder=reads, **SIZES)
 
 
 def loss(model, config, tokens):
-    """The mean over samples of sequences of one length: the mean of ranks is that of all."""
+    """The mean over samples of equal length: the mean over ranks is that of all samples."""
     if isinstance(config, forecaster.Config):
         return model(tokens.double()).params.square().mean()
     if isinstance(config, bilstm.Config):
@@ -88,7 +88,7 @@ def gradients(model):
 
 
 def worst(dtype):
-    """On a rank: how far DDP and FSDP2 are from one process at most, by network."""
+    """On a rank: the largest deviation of DDP and FSDP2 from one process, by network."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (world,))
     tokens = torch.randint(0, N, (2 * world, TIME), generator=torch.Generator().manual_seed(1))
@@ -108,7 +108,7 @@ def worst(dtype):
         mean = torch.stack([first, second]).mean().detach()
         dist.all_reduce(mean)
         off = [mean / world - expected.detach(), *differences(gradients(shared), wanted)]
-        if not isinstance(config, seq2seq.Config):  # whose memory is made outside forward
+        if not isinstance(config, seq2seq.Config):  # its memory is made outside forward
             replicated = DistributedDataParallel(model, find_unused_parameters=True)
             loss(Shifted(replicated, model), config, own).backward()
             off += differences(gradients(model), wanted)
@@ -117,7 +117,7 @@ def worst(dtype):
 
 
 class Shifted:
-    """A model that calls another, which it is inside of, and shifts by itself."""
+    """A model called through the wrapper around it, with a shift of its own."""
 
     def __init__(self, outside, inside):
         self.outside, self.shift = outside, getattr(inside, "shift", None)
@@ -131,7 +131,7 @@ def differences(ours, theirs):
     zero = [0 * next(x for x in theirs.values() if x is not None)]
     for name in ours:
         a, b = ours[name], theirs[name]
-        if a is not None or b is not None:  # of what the loss does not depend on, either may be absent
+        if a is not None or b is not None:  # where the loss does not depend on it, either may be missing
             zero.append((0 if a is None else a) - (0 if b is None else b))
     return zero
 
@@ -152,7 +152,7 @@ def test_gradients_of_four(four_ranks):
 
 
 def muon_steps():
-    """On a rank: the matrices after three steps of whole and of shared ones, whose numbers do not divide."""
+    """On a rank: matrices after three steps, whole and sharded, with sizes that do not divide evenly."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = torch.nn.ParameterDict({str(i): torch.ones(5 + i // 3, 4) for i in range(5)})
     generator = torch.Generator().manual_seed(0)
@@ -180,7 +180,7 @@ def test_muon_of_shared_matrices(two_ranks):
         assert not torch.equal(ours, torch.zeros_like(ours))
 
 
-# Whole runs: the ranks train as a launcher would have started them.
+# Whole runs: the ranks train as if a launcher had started them.
 
 
 @functools.lru_cache(maxsize=1)
@@ -193,7 +193,7 @@ def port():
 
 @contextlib.contextmanager
 def launched(dtype):
-    """Environment that torchrun gives a process, in which weights are of this type."""
+    """The environment that torchrun gives a process, in which weights have this dtype."""
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     names |= {
@@ -213,7 +213,7 @@ def launched(dtype):
 
 
 def fit(folder, settings, dtype=torch.float64):
-    """On a rank: trains the run in a folder with other settings from now on."""
+    """On a rank: trains the run in a folder, with other settings from now on."""
     with launched(dtype):
         train.fit(train.Run.read(folder).changed(**settings), verbosity="result")
 
@@ -227,7 +227,7 @@ def fit_alone(run, **settings):
 
 
 def new_run(folder, **settings):
-    """Of the copy task: parts of a batch hold different numbers of predictions."""
+    """A run of the copy task: the parts of a batch hold different numbers of predictions."""
     task = copy.Config(length=8, train_samples=40, validate_samples=12)
     small = {"steps": 8, "batch": 8, "precision": "32", "save_every": 100, "validate_every": 2, "clip": 0.5}
     model = decoder.Config(
@@ -243,11 +243,11 @@ def new_run(folder, **settings):
 
 @pytest.fixture(autouse=True)
 def alone(one_thread):
-    """Both sides add in one order."""
+    """Both sides add in the same order."""
 
 
 def assert_same(run, other, most=1e-12):
-    """Model, optimizer and validation losses are the same, but for rounding."""
+    """Assert that model, optimizer and validation losses are the same, up to rounding."""
     ours, theirs = run.checkpoints()[-1], other.checkpoints()[-1]
     assert ours.name == theirs.name
     for part in ("model", "training"):
@@ -258,7 +258,7 @@ def assert_same(run, other, most=1e-12):
     a, b = (train.curves(x.folder)["validate_loss"] for x in (run, other))
     assert a.keys() == b.keys()
     for step in a:
-        assert a[step] == pytest.approx(b[step], abs=1e-9)  # as they are written
+        assert a[step] == pytest.approx(b[step], abs=1e-9)  # up to the digits that are written
 
 
 FSDP, DDP = ({"devices": 2, "strategy": name} for name in ("fsdp", "ddp"))
@@ -276,7 +276,7 @@ ONE = {"devices": 1, "strategy": "auto"}
     ids=lambda x: x.get("optimizer", "recomputed"),
 )
 def test_from_any_strategy_to_any_other(two_ranks, tmp_path, settings):
-    """Stopped between validations, and resumed by as many processes as there are then."""
+    """Stopped between validations, and resumed by whatever number of processes there then are."""
     whole, parts = new_run(tmp_path / "whole", **settings), new_run(tmp_path / "parts", **settings)
     fit_alone(whole, accumulate=1)
     two_ranks.call(fit, parts.folder, FSDP | {"steps": 2})
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_another_model(two_ranks, sharded):
 
 
 def fit_where_a_write_fails(folder, settings, failing):
-    """On a rank: trains where the second rank's disk is full at a step."""
+    """On a rank: trains while the second rank's disk is full at some step."""
     write = Writer.write_data
 
     def full(writer, plan, planner):
@@ -414,7 +414,7 @@ def test_what_a_killed_write_left_is_removed(two_ranks, sharded):
 
 
 def fit_until_a_signal(folder, settings):
-    """On a rank: trains until the second one gets a signal in its third step -> what it is told."""
+    """On a rank: trains until the second rank gets a signal in its third step -> its message."""
     step = Learner.training_step
 
     def interrupted(learner, batch, batch_idx):
@@ -442,9 +442,9 @@ def test_a_signal_saves_and_stops(two_ranks, tmp_path):
 
 
 def test_autocast_is_that_of_whole_weights(two_ranks, tmp_path):
-    """Shards and sums of gradients are float32, what blocks compute is bfloat16: as DDP has it.
+    """Shards and sums of gradients are float32, and blocks compute in bfloat16, as with DDP.
 
-    Sums of float32 in another order may fall on another number of bfloat16, 2^-8 apart, in a step of 1e-3."""
+    Sums of float32 in another order may round to a neighbouring bfloat16, 2^-8 apart, in a step of 1e-3."""
     runs = [new_run(tmp_path / name, steps=3, precision="bf16") for name in ("ddp", "fsdp")]
     for run, settings in zip(runs, (DDP, FSDP), strict=True):
         two_ranks.call(fit, run.folder, settings, torch.float32)
@@ -455,7 +455,7 @@ def test_autocast_is_that_of_whole_weights(two_ranks, tmp_path):
 
 
 def first_weights(folder, settings):
-    """On a rank: the weights with which a run begins, as all ranks together have them."""
+    """On a rank: the weights at the start of a run, gathered from all ranks."""
     with launched(torch.float64):
         found = {}
 
@@ -490,7 +490,7 @@ def test_two_checkpoints_are_kept(two_ranks, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_0_1(two_ranks, tmp_path):
-    """Its tensors have other names: each rank reads it whole, and keeps its part."""
+    """Its tensors have other names: each rank reads all of it and keeps its part."""
     old = Path(__file__).parents[1] / "data" / "v0.1" / "run-plateau"
     for name in ("one", "two"):
         shutil.copytree(old, tmp_path / name)
@@ -506,7 +506,7 @@ def test_a_checkpoint_of_0_1(two_ranks, tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_a_random_moment(tmp_path):
-    """Both processes at once, which write nearly all the time: what is there is whole, and resumed."""
+    """Both processes at once, while they write nearly all the time: the files are whole, and resumed from."""
     settings = {"steps": 200, "save_every": 1, "validate_every": 100}
     run = new_run(tmp_path / "run", **settings)
     command = [sys.executable, "-m", "lintra.cli", "train", "--resume", str(run.folder)]
@@ -525,7 +525,7 @@ def test_killed_at_a_random_moment(tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
     done = run.checkpoints()
-    assert 0 < int(done[-1].name.removeprefix("step-")) < 200  # it was killed in the middle
+    assert 0 < int(done[-1].name.removeprefix("step-")) < 200  # it was killed before the end
     for step in done:
         checkpoint.load(step)
     torch.set_default_dtype(torch.float32)
@@ -534,11 +534,11 @@ def test_killed_at_a_random_moment(tmp_path):
     train.fit(whole, verbosity="result")
     ours, theirs = (read_whole(x.checkpoints()[-1], "model") for x in (whole, run))
     for name, x in ours.items():
-        assert_close(theirs[name], x, rtol=0, atol=1e-3)  # of float32 over 200 steps, in another order
+        assert_close(theirs[name], x, rtol=0, atol=1e-3)  # float32 over 200 steps, in another order
 
 
 def numbers_read(folder, settings):
-    """On a rank: how many numbers it reads of a checkpoint where it resumes a run."""
+    """On a rank: how many numbers of a checkpoint it reads when it resumes a run."""
     read, count = Reader._process_read_request, []
 
     def counted(reader, file, request, planner):
@@ -555,7 +555,7 @@ def numbers_read(folder, settings):
 
 @pytest.mark.parametrize("form", ["shards", "one file"])
 def test_each_process_reads_its_part(two_ranks, tmp_path, form):
-    """Half of all numbers, of an axis that two does not divide a row more; and what is nobody's part."""
+    """Half of all numbers, or a row more of an axis of odd length; and the tensors that are not sharded."""
     run = new_run(tmp_path / "run", steps=1, ema=0.9, attention=linear.Config())
     if form == "shards":
         two_ranks.call(fit, run.folder, FSDP)

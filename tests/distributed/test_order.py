@@ -1,5 +1,5 @@
-"""The order of messages is one that NCCL can serve: what two ranks exchange runs in order, and a message is
-sent when the other rank has come to where it receives it. gloo, which other tests use, keeps messages that
+"""The order of messages suits NCCL: the messages between two ranks run in order, and a message is
+sent only once the other rank is ready to receive it. gloo, which other tests use, keeps messages that
 nobody waits for."""
 
 import queue
@@ -15,7 +15,7 @@ TIME = 4
 
 
 class Recording:
-    """Ranks that are threads, and note in which order they send and receive."""
+    """Ranks that are threads and record the order in which they send and receive."""
 
     def __init__(self, rank, mail):
         self.rank, self.size, self.mail = rank, len(mail), mail
@@ -37,7 +37,7 @@ def attend(ranks):
 
 
 def left_over(noted):
-    """The messages of each pair of ranks that can never be served."""
+    """The messages between each pair of ranks that can never be delivered."""
     waiting = {
         (a, b): [what for other, what in noted[a] if other == b] for a in noted for b in noted if a != b
     }

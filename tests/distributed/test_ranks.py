@@ -1,4 +1,4 @@
-"""Exchanges between ranks, beside what one process finds of all pieces: states, gradients, bytes."""
+"""Exchanges between ranks, compared with one process that has all pieces: states, gradients, bytes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SIZES = {"factor": (2, 3), "feature": (2, 3, 4), "matrix": (2, 3, 4, 4)}
 
 
 def pieces(ranks, sizes):
-    """Sums that pieces add [b g f e], its transition, and weights of a loss."""
+    """The sums that pieces add [b g f e], their transitions, and weights of a loss."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape):
@@ -34,7 +34,7 @@ def scan_on_rank(sizes):
 
 
 def check_scan(ranks, sizes):
-    """A loop over all pieces gives the states before them, and autograd their gradients."""
+    """The states are those of a loop over all pieces, and the gradients those of autograd."""
     added, transition, weight = (x.requires_grad_(True) for x in pieces(ranks.count, sizes))
     states = [torch.zeros_like(added[0])]
     for i in range(ranks.count - 1):

@@ -1,4 +1,4 @@
-"""Processes that train together: they begin as the first one says, and stop where they are not alike."""
+"""Processes that train together: they follow the settings of the first, and stop if they differ."""
 
 import dataclasses
 import os
@@ -23,8 +23,8 @@ SMALL = {"steps": 2, "batch": 4, "precision": "32", "lr": 3e-3, "strategy": "ddp
 
 
 def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str, Any]:
-    """Begin and train a run as a process of torchrun does, with a rank's changes of settings, and of
-    "folder", "task", "version" and "resume" -> what was raised, and the precision that the run has."""
+    """Begin and train a run like a process of torchrun, with changes of settings for each rank, and of
+    "folder", "task", "version" and "resume" -> the error raised, and the precision of the run."""
     rank = dist.get_rank()
     change = dict(changes[rank])
     place = Path(change.pop("folder", folder))
@@ -56,7 +56,7 @@ def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str,
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_process(two_ranks, tmp_path, one_thread):
-    """With a precision that the first one decides, and resumed; in float32 up to the order of sums."""
+    """With a precision that the first one chooses, and resumed; in float32 up to the order of sums."""
     folder = str(tmp_path / "two")
     found = two_ranks.call(trained, folder, free_port(), [{"precision": "auto"}] * 2)
     assert [error for error, _ in found] == ["", ""]
@@ -90,7 +90,7 @@ def test_ranks_that_differ_stop_together(two_ranks, tmp_path, change, message):
 
 
 def test_a_checkpoint_of_another_folder_is_noticed(two_ranks, tmp_path):
-    """Each rank has its own copy of the run, as on nodes that share nothing, and one goes on from other
+    """Each rank has its own copy of the run, as on nodes that share nothing, and one of them has other
     weights."""
     for name in ("a", "b"):
         found = two_ranks.call(trained, str(tmp_path / name), free_port(), [{"seed": len(name)}] * 2)
@@ -107,14 +107,14 @@ def test_a_checkpoint_of_another_folder_is_noticed(two_ranks, tmp_path):
 
 
 def test_a_folder_that_nodes_do_not_share_is_refused(two_ranks, tmp_path):
-    """The second rank waits for what the first one has written; the first one loses it."""
+    """The second rank waits for the files of the first, which it cannot see; the first then loses it."""
     of_each = [{"timeout": 3.0, "folder": str(tmp_path / name)} for name in ("a", "b")]
     found = two_ranks.call(refused_alone, free_port(), of_each)
     assert re.search("must be on a file system that all nodes share$", found[1][0])
 
 
 def refused_alone(port: int, changes: list[dict[str, Any]]) -> tuple[str, Any]:
-    """As `trained`, but the first rank only says that it has begun."""
+    """Like `trained`, but the first rank only announces that it has begun."""
     if dist.get_rank() == 1:
         return trained("", port, changes)
     import lintra.train.loop as loop

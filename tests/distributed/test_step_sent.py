@@ -1,4 +1,4 @@
-"""Bytes and calls of two processes in a step are those of the cost model."""
+"""The bytes and calls of two processes in a step are those that the cost model predicts."""
 
 from unittest.mock import patch
 
@@ -29,7 +29,7 @@ def config_of(kind):
 
 
 class Collectives(TorchDispatchMode):
-    """Counts calls of torch.distributed and the bytes of the whole tensors that are gathered and
+    """Count the calls of torch.distributed, and the bytes of the whole tensors that are gathered and
     scattered."""
 
     def __init__(self):
@@ -95,8 +95,8 @@ def step_of(kind, plan):
 
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_fsdp2_gathers_blocks_twice_and_the_rest_once(two_ranks, kind):
-    """PyTorch pads a first axis that the ranks do not divide, here of the head of delta's few heads: below 1
-    %."""
+    """PyTorch pads a first axis that does not divide evenly, here of the head and of the few heads of delta:
+    less than 1 %."""
     step = step_of(kind, Plan(data=RANKS, shard=RANKS))
     expected = step.sent
     for gathered, scattered in two_ranks.call(sharded, kind):
@@ -115,11 +115,11 @@ def test_ddp_reduces_every_gradient(two_ranks, kind):
 
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_a_relay_sends_a_state_and_its_gradient(two_ranks, kind):
-    """And of each the dtypes and shapes; and once, eight numbers that say how a piece is laid out."""
+    """With the dtype and shape of each tensor; and once, eight numbers for the layout of a piece."""
     step = step_of(kind, Plan(context=RANKS, exchange="relay"))
     work, layers = step.work, step.work.layers
     held = work.state_bytes(SEQUENCES)
-    forms = sum(1 + x.dim() for x in work.state)  # numbers: a dtype and the sizes of each tensor
+    forms = sum(1 + x.dim() for x in work.state)  # a dtype and the sizes of each tensor, as numbers
     floating = sum(1 + x.dim() for x in work.state if x.is_floating_point())
     (first, reduced), (last, _) = two_ranks.call(by_context, kind)
     assert first == layers * (held.forward + 8 * forms) + HEADER

@@ -1,9 +1,9 @@
-"""`lintra`, some of whose processes get a signal: VICTIMS, a list in JSON, says which, when and what.
+"""`lintra`, some of whose processes get a signal: the JSON list VICTIMS says which, when and what.
 
 [{"attempt": 0, "rank": 1, "step": 7, "signal": 9, "where": "step", "delay": 0.01}]: 0.01 s after the step
-(from 0) has begun; in "save", when the checkpoint after so many steps is written and has not got its name
-yet; in "start", step 0, before the process joins the others. "to" names who gets it: "self", "parent", which
-started this process, or "both".
+(from 0) has begun; in "save", when the checkpoint after so many steps has been written but has not yet got
+its name; in "start", step 0, before the process joins the others. "to" says who gets it: "self", "parent",
+which started this process, or "both".
 """
 
 import json
@@ -24,7 +24,7 @@ VICTIMS = json.loads(os.environ["VICTIMS"])
 
 
 def strike(where: str, rank: int, step: int) -> None:
-    """Sends the signal that is for now, if there is one, from a thread of its own where it comes later."""
+    """Send the signal that is due now, if any; a delayed one is sent from a separate thread."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     for each in VICTIMS:
         if (each.get("attempt", 0), each["rank"], each["step"], each.get("where", "step")) == (
@@ -35,7 +35,7 @@ def strike(where: str, rank: int, step: int) -> None:
         ):
             delay = each.get("delay", 0.0)
             threading.Thread(target=send, args=(each, delay), daemon=True).start()
-            time.sleep(0.0 if delay else 5.0)  # which it comes into
+            time.sleep(0.0 if delay else 5.0)  # wait here for the signal
 
 
 def send(each: dict[str, Any], delay: float) -> None:

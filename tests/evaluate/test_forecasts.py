@@ -1,4 +1,4 @@
-"""Scores of forecasts: against loops and against what is known of simple series."""
+"""Scores of forecasts: compared with loops, and with known values for simple series."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_scores_are_those_of_a_loop(task, one_thread):
     own = found["model"]
     assert own.weighted_quantile_loss.mean == pytest.approx(losses / sizes)
     assert own.coverage.mean == pytest.approx(inside / values[:, 20:].numel())
-    assert own.mase.mean == pytest.approx(np.mean(scaled))  # no part of zeros, which nothing can be parts of
+    assert own.mase.mean == pytest.approx(np.mean(scaled))  # a series of zeros has no scale to divide by
     assert (own.mase.samples, own.coverage.samples) == (12, 16)
     assert own.weighted_quantile_loss.predictions == own.coverage.predictions == 80
     assert list(found) == ["model", "seasonal naive", "naive"]
@@ -64,7 +64,7 @@ def test_baselines_are_what_they_say():
 
 
 def test_the_intervals_of_baselines_cover_what_they_are_made_for():
-    """A random walk for one, one from season to season for the other: four values in five."""
+    """On a random walk, or one from season to season, they cover four values in five."""
     draw = np.random.default_rng(0)
     for baseline, make in (
         (naive, lambda: draw.normal(size=160).cumsum()),

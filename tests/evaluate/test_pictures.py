@@ -46,7 +46,7 @@ def test_other_images_are_what_they_say():
 
 
 def test_other_images_of_small_images_and_colours():
-    """A pixel's channels stay together; 17 levels are no more than 17; digits are no strangers to digits."""
+    """The channels of a pixel stay together; 17 levels remain 17; digits are not out of domain for digits."""
     assert "8 x 8 digits, enlarged" not in out_of_domain(TASK, TASK.test.values[:2])
     assert max(int(x.max()) for x in out_of_domain(TASK, TASK.test.values[:2]).values()) == 16
 
@@ -74,7 +74,7 @@ def test_the_pictures_of_a_model(tmp_path, monkeypatch, start):
     def watch(what, total, unit):
         done = []
         yield done.append
-        assert done[-1] == total  # it ends where it said it would
+        assert done[-1] == total  # it ends at the announced total
         told.append(what)
 
     paths = evaluate.draw(model, TASK, images, found, tmp_path, watch=watch, batch=4)
@@ -82,8 +82,8 @@ def test_the_pictures_of_a_model(tmp_path, monkeypatch, start):
     assert told == ["temperature 0", "temperature 1", "completions", "scoring other images"]
     rows = drawn["rows"][0][1]
     assert list(rows) == ["0.0", "1.0"]
-    if start:  # else the training images that give the first value differ
-        assert torch.equal(rows["0.0"][0], rows["0.0"][1])  # without chance all are alike
+    if start:  # otherwise the first values, from training images, differ
+        assert torch.equal(rows["0.0"][0], rows["0.0"][1])  # at temperature 0 all are alike
     assert not torch.equal(rows["1.0"][0], rows["1.0"][1])
     completed = drawn["completions"][0][3]
     assert [each.shape for each in completed] == [(5, 8, 8, 1)] * 6

@@ -20,7 +20,7 @@ def small(**changes) -> decoder.Decoder:
 
 
 def test_the_error_of_a_mean():
-    """Of equal weights it is s / sqrt(n)."""
+    """With equal weights it is s / sqrt(n)."""
     values = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = Estimate.of(7 * values, torch.full((50,), 7))
     assert found.mean == pytest.approx(float(values.mean()))
@@ -29,14 +29,14 @@ def test_the_error_of_a_mean():
 
 
 def test_the_error_of_a_ratio():
-    """As far as means of such samples are spread; nothing for samples that agree, whatever their weights."""
+    """It matches the spread of means of such samples, and is 0 for equal samples of any weights."""
     draw = torch.Generator().manual_seed(0)
     weights = torch.randint(1, 9, (4000, 100), generator=draw)
     sums = weights * torch.rand(weights.shape, generator=draw)
     all_of_them = [Estimate.of(x, w) for x, w in zip(sums, weights, strict=True)]
     spread = torch.tensor([x.mean for x in all_of_them]).std()
     mean_error = torch.tensor([x.error for x in all_of_them]).mean()
-    # 4,000 draws fix a standard deviation to 1.1 %, and the error of 100 samples is a few percent too small.
+    # 4,000 draws give a standard deviation to 1.1 %, and the error of 100 samples is a few percent too small.
     assert float(mean_error / spread) == pytest.approx(1, abs=0.06)
     assert Estimate.of(0.5 * weights[0], weights[0]).error == pytest.approx(0, abs=1e-9)
 
@@ -58,7 +58,7 @@ def test_scores_of_many_batches_are_those_of_one(task):
 
 
 def test_what_models_are_chosen_by_is_no_test_sample():
-    """The same places of the two splits hold other samples, and each is scored by itself."""
+    """The same positions of the two splits hold other samples, and each split is scored separately."""
     model, chosen = small(), [0, 3]
     for split in ("test", "validate"):
         found = evaluate.scores(model, TASK, chosen, batch=2, split=split)["loss"].mean
@@ -86,7 +86,7 @@ def test_an_evaluation_leaves_training_as_it_was():
 
 
 def test_both_conventions_of_bits_per_dim():
-    """All values, or all but the first; a model without a start symbol pays log2(17) bits for it."""
+    """Over all values, or all but the first, for which a model without a start symbol pays log2(17) bits."""
     images = TASK.test.values[:6]
     model = small()
     found = evaluate.of_images(evaluate.nats(model, images, batch=4), 64, 17)

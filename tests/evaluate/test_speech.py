@@ -1,4 +1,4 @@
-"""Error rates of what several models heard: more models say nothing about more speech."""
+"""Error rates over several models: more models do not mean more speech."""
 
 import dataclasses
 

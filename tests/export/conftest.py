@@ -1,4 +1,4 @@
-"""What tests of exports share."""
+"""Fixtures for tests of exports."""
 
 import pytest
 

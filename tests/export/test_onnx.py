@@ -1,4 +1,4 @@
-"""What is written as ONNX gives in onnxruntime what the model gives in PyTorch."""
+"""Exported ONNX graphs give in onnxruntime what the model gives in PyTorch."""
 
 import json
 import sys
@@ -30,10 +30,10 @@ from tests.kinds import build
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-# Both add float32 numbers, in different orders: some hundred roundings of 6e-8 along a sequence.
+# Both add float32 numbers in different orders: a few hundred roundings of 6e-8 along a sequence.
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
-# Small chunks: sequences of a few tokens have several.
+# Small chunks, so that sequences of a few tokens have several.
 MECHANISMS = {
     "linear": linear.Config(chunk=8),
     "retention": retention.Config(chunk=8),
@@ -60,8 +60,8 @@ LAYOUTS = {
     "learned": {"position": "learned", "max_length": 64, "embed": "value"},
     "recurrent": {"conv": 3, "qk_norm": "l2", "output_gate": True, "mlp_ratio": 0},
 }
-TRIANGULAR = ("delta", "kda")  # no parallel form of opset 20
-LENGTHS = [3, 1, 13, 8, 16]  # within a chunk, one token, beyond one, exactly one and two, after each other
+TRIANGULAR = ("delta", "kda")  # no parallel form in opset 20
+LENGTHS = [3, 1, 13, 8, 16]  # in a chunk, one token, more than a chunk, exactly one, two; in this order
 FAST = {("retention", "step"), ("softmax", "step")}  # an export takes seconds
 
 
@@ -74,7 +74,7 @@ def about(session):
 
 
 def start(session, batch):
-    """The state before any token, from what the file says of itself."""
+    """The state before any token, according to the metadata of the file."""
     fills, state = json.loads(about(session)["start"]), {}
     sizes = {"batch": batch, "past": 1}
     for x in session.get_inputs()[1:]:
@@ -85,8 +85,8 @@ def start(session, batch):
 
 
 def check_decoder(model, content, lengths, batch=2, then=None):
-    """The same params, and in the end the same from the same state, token by token or many at once, and
-    three more tokens one by one in the graph `then`."""
+    """The same params and, at the end, the same again from the same state, token by token or many at once,
+    and for three more tokens one by one in the graph `then`."""
     runner, torch_state = session(content), None
     state = start(runner, batch)
     runners = [runner] * len(lengths) + ([] if then is None else [session(then)] * 3)
@@ -112,7 +112,7 @@ def check_decoder(model, content, lengths, batch=2, then=None):
 def test_a_decoder_gives_the_same(name, form):
     model = build(attention=MECHANISMS[name], layers=1)
     content = export.to_bytes(model, form)
-    assert all(x.requires_grad for x in model.parameters())  # the model is as it was
+    assert all(x.requires_grad for x in model.parameters())  # the model is unchanged
     check_decoder(model, content, [1] * 12 if form == "step" else LENGTHS)
     check_decoder(model, content, [1], batch=1)
 
@@ -125,8 +125,8 @@ def test_a_hybrid_gives_the_same():
 
 @pytest.mark.slow
 def test_random_features_lose_no_more_digits_than_in_torch():
-    """A small denominator of RFA magnifies what float32 rounds, so that two right programs may differ by more
-    than `CLOSE`: each is compared with float64 instead, by the root of the mean square over many tokens."""
+    """A small denominator of RFA magnifies the roundings of float32, so that two correct programs may differ
+    by more than `CLOSE`: each is compared with float64, by the root mean square over many tokens."""
     config = MECHANISMS["rfa, gate"]
     model, batch, errors = build(attention=config, layers=1), 3, [[], []]
     exact = build(attention=config, layers=1).double()
@@ -174,7 +174,7 @@ def test_what_a_file_says_of_itself(tmp_path):
     export.write(model, file, "step")
     content = file.read_bytes()
     check_decoder(model, content, [1] * 12)
-    assert b".py" not in content  # no names of files of where it was written
+    assert b".py" not in content  # no file names from the machine that wrote it
     runner = session(content)
     said = about(runner)
     assert (said["form"], said["model"], said["format"]) == ("step", "decoder", "1")
@@ -188,7 +188,7 @@ def test_what_a_file_says_of_itself(tmp_path):
     graph = onnx.load_from_string(content)
     assert {(x.domain, x.version) for x in graph.opset_import} == {("", 20)}
     onnx.checker.check_model(graph)
-    assert model.blocks[0].attn.attention.config.impl == "auto"  # the model is as it was
+    assert model.blocks[0].attn.attention.config.impl == "auto"  # the model is unchanged
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 

@@ -28,7 +28,7 @@ def described(model, folder, *forms, **target):
 
 
 def as_in_the_file(about, content):
-    """The names, types and shapes of the description are those of the graph, but for axes of another form."""
+    """Names, types and shapes in the description are those of the graph, except for axes of another form."""
     runner, types = (
         session(content),
         {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"},
@@ -68,7 +68,7 @@ def test_an_encoder_is_described(tmp_path):
 
 @pytest.mark.slow
 def test_a_recogniser_is_described(tmp_path):
-    """What it says is enough to write down what was said."""
+    """The description is enough to transcribe speech."""
     model = build_ctc(linear.Config())
     about = described(model, tmp_path, "whole")
     assert (about["model"], about["symbols"], about["blank"]) == ("ctc", ["no", "yes"], 0)
@@ -96,7 +96,7 @@ def test_a_description_is_written_whole_or_not_at_all(tmp_path):
     "target", [{}, pytest.param({"opset": 27}, marks=pytest.mark.slow)], ids=["opset 20", "opset 27"]
 )
 def test_the_example_draws(tmp_path, monkeypatch, capsys, target):
-    monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "1")  # put back afterwards
+    monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "1")  # restored afterwards
     model = build(layers=1)
     export.write(model, tmp_path / "m-step.onnx", "step", **target)
     described(model, tmp_path, "step", **target)

@@ -45,7 +45,7 @@ FAST = {("linear", "step", "com.microsoft"), ("linear", "parallel", "standard")}
 
 
 def nodes(content, kind):
-    """The nodes of a kind, the domain of each and its attributes by name."""
+    """The nodes of a kind: the domain of each, and its attributes by name."""
     found = [x for x in onnx.load_from_string(content).graph.node if x.op_type == kind]
     return [(x.domain, {a.name: onnx.helper.get_attribute_value(a) for a in x.attribute}) for x in found]
 
@@ -67,19 +67,19 @@ def test_a_recurrence_is_one_operator(name, form, target):
     assert domain == ("com.microsoft" if target == "com.microsoft" else "")
     rule = RULES.get(name) or RULES[name.partition(",")[0]]
     assert attributes["update_rule"].decode() == rule
-    assert attributes["scale"] == 1.0  # as ours are; 0 would be d ** -0.5
+    assert attributes["scale"] == 1.0  # as in lintra; 0 would mean d ** -0.5
     assert attributes["q_num_heads"] >= attributes["kv_num_heads"]
 
 
 @pytest.mark.slow
 def test_what_a_prompt_leaves_goes_on_token_by_token():
-    """The state of the parallel graph is that of the step."""
+    """The parallel graph and the step have the same state."""
     model = build(attention=(delta.Config(), softmax.Config()))
     target = TARGETS["com.microsoft"]
     parallel, step = (export.to_bytes(model, form, **target) for form in ("parallel", "step"))
     check_decoder(model, parallel, [9, 2], batch=3, then=step)
     assert [x[0] for x in nodes(step, "CausalConvWithState")] == ["com.microsoft"] * 3
-    assert not nodes(parallel, "CausalConvWithState")  # slower there than a product for each column
+    assert not nodes(parallel, "CausalConvWithState")  # slower there than one product per column
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_every_layout_with_operators(layout, target):
 @pytest.mark.parametrize("name", ["linear", "retention", "gated", "delta", "kda"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_more_digits_are_lost_than_in_torch(name, target):
-    """Over many tokens, from state to state, against float64: the root of the mean square error."""
+    """Over many tokens, from state to state, compared with float64 by the root mean square error."""
     model, exact = (build(attention=RECURRENCES[name], layers=2) for _ in range(2))
     exact.double()
     runner = session(export.to_bytes(model, "parallel", **TARGETS[target]))
@@ -113,7 +113,7 @@ def test_no_more_digits_are_lost_than_in_torch(name, target):
         for found, kept in zip((torch.from_numpy(params), ours), errors, strict=True):
             kept.append((found - right).square().flatten())
     of_onnx, of_torch = (torch.cat(kept).mean().sqrt() for kept in errors)
-    assert of_onnx < 3 * of_torch + 1e-7  # a sum token by token rounds more often than one in chunks
+    assert of_onnx < 3 * of_torch + 1e-7  # a sum token by token rounds more often than one by chunks
     for name, x in state.items():
         if name.endswith(".kv"):
             layer = int(name.split(".")[2])
@@ -125,7 +125,7 @@ def test_no_more_digits_are_lost_than_in_torch(name, target):
 @pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 def test_a_denominator_is_no_column_of_the_values(heads):
-    """It is the running sum of the keys, for every query head of a group: the operator reads v alone."""
+    """It is the running sum of the keys, for every query head of a group: the operator reads only v."""
     model = build(attention=linear.Config(), layers=1, heads=heads[0], kv_heads=heads[1])
     content = export.to_bytes(model, "parallel", domain="com.microsoft")
     check_decoder(model, content, LENGTHS)
@@ -135,7 +135,7 @@ def test_a_denominator_is_no_column_of_the_values(heads):
 
 
 def test_what_opset_27_says_of_itself():
-    """Standard operators alone, the metadata as in every file, and softmax as it was."""
+    """Only standard operators, the same metadata as in every file, and softmax unchanged."""
     content = export.to_bytes(build(attention=softmax.Config(), layers=1), "step", opset=27)
     graph = onnx.load_from_string(content)
     assert {(x.domain, x.version) for x in graph.opset_import} == {("", 27)}
@@ -146,7 +146,7 @@ def test_what_opset_27_says_of_itself():
 
 @pytest.mark.slow
 def test_no_compiler_is_needed(monkeypatch):
-    """The operators of ours that ONNX's replace are named, never run."""
+    """The operators of lintra that those of ONNX replace are named but never run."""
     model = build(attention=delta.Config(), layers=1)
     monkeypatch.setattr(native, "why_not", lambda: "it is not built")
     monkeypatch.setattr(native, "available", lambda: False)
@@ -175,6 +175,6 @@ def test_which_parallel_forms_need_an_operator():
     assert export.why_not(model, "parallel", domain="com.microsoft") is None
     long = build(attention=MECHANISMS["cosformer"].__class__(max_length=64))
     assert "a chunk of 64 tokens" in export.why_not(long, "parallel")
-    assert export.why_not(long, "parallel", opset=27) is None  # nothing is cut into chunks
+    assert export.why_not(long, "parallel", opset=27) is None  # no chunks are needed
     windowed = build(attention=softmax.Config(window=4))
     assert "its cache is a window" in export.why_not(windowed, "step", opset=27)

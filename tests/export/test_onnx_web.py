@@ -1,4 +1,4 @@
-"""The example page draws in Chromium, by onnxruntime-web, what onnxruntime draws here."""
+"""The example page, with onnxruntime-web in Chromium, draws what onnxruntime draws here."""
 
 import functools
 import http.server
@@ -19,7 +19,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# $ONNXRUNTIME_WEB: the folder dist of the package, where it is not beside the example
+# $ONNXRUNTIME_WEB: the dist folder of the package, if it is not beside the example
 DIST = Path(os.environ.get("ONNXRUNTIME_WEB", EXAMPLES / "node_modules" / "onnxruntime-web" / "dist"))
 LIBRARY = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 WIDTH, SEED, TEMPERATURE = 4, 7, 0.8
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+    """Serves files without logging each request."""
 
     def log_message(self, *_):
         pass
@@ -45,7 +45,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder with the page and the library, and where it is served."""
+    """A folder with the page and the library, and the address where it is served."""
     shutil.copy(EXAMPLES / "draw_onnx.html", tmp_path)
     for name in LIBRARY:
         shutil.copy(DIST / name, tmp_path)
@@ -59,7 +59,7 @@ def site(tmp_path):
 
 
 def random(seed):
-    """Numbers in [0, 1), those of the page (mulberry32)."""
+    """The numbers in [0, 1) that the page draws (mulberry32)."""
     while True:
         seed = (seed + 0x6D2B79F5) & 0xFFFFFFFF
         t = (seed ^ seed >> 15) * (seed | 1) & 0xFFFFFFFF
@@ -68,7 +68,7 @@ def random(seed):
 
 
 def drawn(content, kept):
-    """The values that onnxruntime draws here after `kept`."""
+    """The values that onnxruntime draws here, following `kept`."""
     runner, numbers, values = session(content), random(SEED), list(kept)
     state, read = start(runner, 1), [5, *kept]
     while len(values) < WIDTH * WIDTH:
@@ -82,7 +82,7 @@ def drawn(content, kept):
 
 
 def pixels(page):
-    """The values that are shown."""
+    """The values shown on the page."""
     grey = page.evaluate(
         "() => { const canvas = document.getElementById('image'), { width, height } = canvas;"
         " return [...canvas.getContext('2d').getImageData(0, 0, width, height).data]; }"
@@ -91,7 +91,7 @@ def pixels(page):
 
 
 def finished(page):
-    """Waits for the end of a drawing. Raises AssertionError with what the page says instead."""
+    """Wait until a drawing is finished. Raise AssertionError with the message of the page if it fails."""
     page.wait_for_function("!/^Loading|^$/.test(document.getElementById('status').textContent)")
     said = page.text_content("#status")
     assert said.startswith("Drawn in"), said

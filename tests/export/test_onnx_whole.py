@@ -1,4 +1,4 @@
-"""Encoders and recognisers as ONNX give in onnxruntime what they give in PyTorch, whatever is padded."""
+"""ONNX encoders and recognisers give in onnxruntime what they give in PyTorch, for any padding."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def build_ctc(attention, *, causal=None, **changes):
 
 
 def check(model, content):
-    """The same for batches and lengths of every kind, with padding behind, before and among real tokens."""
+    """The same outputs for many batches and lengths, with padding after, before and among real tokens."""
     runner = session(content)
     name = runner.get_inputs()[0].name
     width = model.config.features.bins if isinstance(model, ctc.CTC) else model.config.inputs

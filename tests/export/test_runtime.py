@@ -1,4 +1,4 @@
-"""What is written for the runtime, and what is not."""
+"""What is written for the runtime, and what is refused."""
 
 import re
 import struct
@@ -23,11 +23,11 @@ from tests.runtime.kinds import KINDS
 
 
 class Other(Block):
-    """A block that a user made."""
+    """A user's block."""
 
 
 class Odd(Categorical):
-    """A distribution that a user made."""
+    """A user's distribution."""
 
 
 def changed(change, **kind):
@@ -172,7 +172,7 @@ def loud_weight(model):
     ids=["a rate of decay", "a weight in float64"],
 )
 def test_a_file_that_would_not_load_is_not_written(model, told, weights, tmp_path):
-    """Numbers that are finite, and are not when they are stored; a file that was there stays."""
+    """Some numbers are finite, but not in the stored type; an existing file stays."""
     assert export.why_not(model) is None
     (tmp_path / "model.lrt").write_text("before")
     with pytest.raises(ValueError, match=f"what a file holds must fit into float32, got {told}"):
@@ -182,7 +182,7 @@ def test_a_file_that_would_not_load_is_not_written(model, told, weights, tmp_pat
 
 @dataclass
 class Sizes:
-    """docs/format.md, counted by itself: bytes of the file of a plain model."""
+    """docs/format.md, counted independently: the number of bytes in the file of a plain model."""
 
     weights: str
 
@@ -215,7 +215,7 @@ def test_the_file_is_as_it_is_documented(weights):
 
 
 def test_each_model_is_written_as_the_lowest_version_that_has_it():
-    """Older programs read it, and refuse later versions in words."""
+    """Older programs can read it; they refuse later versions with a message."""
     for name, kind in KINDS.items():
         content = export.to_bytes(build(**kind))
         later = re.match("gated|delta|kda|ssd|convolved", name) is not None
@@ -226,10 +226,10 @@ def test_each_model_is_written_as_the_lowest_version_that_has_it():
 
 
 def test_layers_of_one_kind_are_said_once():
-    """One record for each kind beside the first, then a byte for each layer."""
+    """One record for each kind after the first, then a byte for each layer."""
     kinds = linear.Config(), softmax.Config(window=7), linear.Config(), retention.Config()
     content = export.to_bytes(build(attention=kinds, layers=4))
-    assert struct.unpack_from("<2I", content, 356) == (0, 3)  # no window; kinds
+    assert struct.unpack_from("<2I", content, 356) == (0, 3)  # no window; the kinds
     records = [content[384 + 128 * i : 512 + 128 * i] for i in range(2)]
     assert [struct.unpack_from("<I", record, 68)[0] for record in records] == [7, 0]
     assert [record[72:] for record in records] == [bytes(56)] * 2
@@ -257,7 +257,7 @@ def test_an_embedding_of_levels_is_the_table_of_its_values():
 
 
 def test_the_documented_header_is_the_header():
-    """Its rows lie one behind the other, and name as many words as are written."""
+    """Its rows are contiguous, and name as many words as are written."""
     text = (Path(__file__).parents[2] / "docs/format.md").read_text()
     table = re.search(r"`lintraRT` \|.*?\n\n", text, re.DOTALL)
     assert table is not None
@@ -268,7 +268,7 @@ def test_the_documented_header_is_the_header():
 
 
 def documented(table, end):
-    """Where the rows of a table end, that lie one behind the other from `end` on."""
+    """The end of the rows of a table; they must be contiguous from `end` on."""
     for at, size in re.findall(r"^\| (\d+) \| (\d+) \|", table, re.MULTILINE):
         assert int(at) == end
         end += int(size)

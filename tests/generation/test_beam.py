@@ -1,4 +1,4 @@
-"""Beam search: exhaustive where the beam holds everything, greedy where it holds one, states that follow."""
+"""Beam search: exhaustive if the beam holds everything, greedy if it holds one, and states that follow."""
 
 import itertools
 
@@ -28,14 +28,14 @@ def build_seq2seq(**changes):
 
 
 def sharpened(model):
-    """Distributions far from uniform, so that what is best is best by far."""
+    """Distributions far from uniform, so that the best hypothesis wins by a wide margin."""
     with torch.no_grad():
         model.head.weight.mul_(4)
     return model.double().eval()
 
 
 def exhaustive(model, prompt, memory, penalty, end):
-    """Every hypothesis of up to STEPS tokens with its probability, the best first: (tokens, log_prob)."""
+    """Every hypothesis of up to STEPS tokens with its probability, best first: (tokens, log_prob)."""
     every = torch.tensor(list(itertools.product(range(SYMBOLS), repeat=STEPS)))
     whole = torch.cat((prompt.expand(len(every), -1), every), 1)
     memory = [map_state(lambda x: x.repeat_interleave(len(every), 0), each) for each in memory]
@@ -89,7 +89,7 @@ def test_a_beam_of_one_is_greedy():
 
 
 def test_a_narrow_beam_carries_the_state_of_what_it_keeps():
-    """What it says of its hypotheses is what the parallel form says of them."""
+    """Its log-probabilities are those of the parallel form."""
     model = build(vocabulary=9, attention=softmax.Config())
     prompt = torch.randint(0, 9, (2, 3))
     found = beam_search(model, prompt, steps=8, beam=3)
@@ -119,7 +119,7 @@ def test_no_steps():
 @pytest.mark.parametrize("end", [END, None])
 @pytest.mark.parametrize("attention", [linear.Config(), softmax.Config()])
 def test_no_prompts(attention, end):
-    """A batch of none gets hypotheses for none; where no symbol ends them, as long as those of `generate`."""
+    """An empty batch gives empty hypotheses; without an end symbol, they are as long as in `generate`."""
     model, prompts = build(attention=attention), torch.zeros(0, 3, dtype=torch.int64)
     found = beam_search(model, prompts, steps=STEPS, beam=2, end=end)
     assert found.length.shape == found.log_prob.shape == (0, 2)

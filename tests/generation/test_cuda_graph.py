@@ -1,4 +1,4 @@
-"""Recorded steps: the same tokens as unrecorded ones. A recording here is the function run again."""
+"""Recorded steps give the same tokens as unrecorded ones. A recording here runs the function again."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def build(mechanism, **changes):
 
 
 def constant():
-    """The mechanisms whose states do not grow, as they are by default."""
+    """The mechanisms with states of constant size in their default configuration."""
     for name in attention.names():
         config = attention.for_length(attention.load(name).Config, 64)
         can = attention.mechanism(name).can
@@ -35,11 +35,11 @@ CONSTANT = dict(constant())
 
 @pytest.fixture
 def recordings(monkeypatch):
-    """How often each recorded function was run again, as if there were a device for it."""
+    """The runs of each recorded function, as if there were a device to replay it."""
     runs = []
 
     def record(function, device):
-        function()  # a device runs it to warm up: what it leaves behind must not matter
+        function()  # a device runs it once to warm up: side effects must not matter
         return lambda: runs.append(function) or function()
 
     monkeypatch.setattr(cuda_graph, "record", record)
@@ -71,7 +71,7 @@ def test_a_memory_goes_along(recordings):
 
 
 def test_what_is_not_recorded(recordings):
-    """States that grow, and few tokens; nor what the caller still holds changed."""
+    """Growing states and short generations; and a state that the caller still holds is not changed."""
     generate(build(softmax.Config()), PROMPT, steps=40)
     generate(build(linear.Config()), PROMPT, steps=cuda_graph.MIN_STEPS)
     assert recordings == []

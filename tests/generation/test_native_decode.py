@@ -1,4 +1,4 @@
-"""A fused step against `model.extend`: the same parameters, the same states, the same tokens."""
+"""A fused step compared with `model.extend`: the same parameters, the same states, the same tokens."""
 
 import os
 import subprocess
@@ -28,8 +28,8 @@ pytestmark = [
 ]
 
 # Relative to the largest number. float32: the same products in another order, gelu within 1.2e-7. bfloat16
-# rounds a weight by up to 2^-9 of itself, int8 by up to 2^-8 of the largest of its row, which hardly averages
-# out over the few inputs of these models; the layers add theirs up.
+# rounds a weight by up to 2^-9 of itself, int8 by up to 2^-8 of the largest in its row. These errors hardly
+# average out over the few inputs of these models, and add up over the layers.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
 
 KINDS = kinds.KINDS | {
@@ -52,7 +52,7 @@ def close(mine, right, tolerance):
 
 @torch.no_grad()
 def begun(model, batch):
-    """Seven tokens of each sequence and the state after the first three."""
+    """Seven tokens for each sequence, and the state after the first three."""
     tokens = torch.randint(0, model.config.vocabulary, (batch, 7), generator=torch.Generator().manual_seed(1))
     return tokens, model.extend(tokens[:, :3])[1]
 
@@ -82,7 +82,7 @@ def test_a_fused_step_is_a_step(kind, batch, weights, instruction_set):
 
 
 def test_all_numbers_of_rows(instruction_set):
-    """Tiles of every height, and a sequence gives the same bits alone as among others."""
+    """Tiles of every height; a sequence gives the same bits alone as in a batch."""
     model = build(width=72)
     for batch in range(1, 30):
         tokens, state = begun(model, batch)
@@ -100,7 +100,7 @@ def test_threads_share_the_work_and_change_nothing(instruction_set):
         for count in (1, 2, 5):
             torch.set_num_threads(count)
             step = NativeDecoder(model, state)
-            step.native.pace.left = 0  # all of them from the first call on
+            step.native.pace.left = 0  # use all threads from the first call on
             results.append(run(step, tokens, state))
         for params, after in results[1:]:
             assert torch.equal(params, results[0][0])
@@ -108,7 +108,7 @@ def test_threads_share_the_work_and_change_nothing(instruction_set):
 
 
 def test_threads_rest_where_they_make_it_slower():
-    """One thread after a slow call, for longer each time; all of them again where that is no slower."""
+    """One thread after a slow call, for longer each time; all threads again once they are no slower."""
     pace, given = native.decoder.Pace(), []
     for seconds_of_two in [9.0] * 20 + [0.5] * 20:
         while (threads := pace.threads(2)) == 1:
@@ -152,7 +152,7 @@ def test_generation_is_fused_where_it_is_worth_it(monkeypatch):
 
 
 def test_what_goes_on_from_any_state():
-    """A state may be kept, copied, and come back."""
+    """A state may be kept, copied and used again."""
     model = build()
     tokens, state = begun(model, 2)
     step = NativeDecoder(model, state)
@@ -183,11 +183,11 @@ def test_a_poisoned_sequence_stays_alone():
 
 
 class Other(Block):
-    """A block that a user made."""
+    """A user's block."""
 
 
 class Wrapped(nn.Module):
-    """A linear map to which something may be added."""
+    """A wrapper around a linear map, which could add to it."""
 
     def __init__(self, base):
         super().__init__()
@@ -262,10 +262,10 @@ def test_calls_are_checked():
 
 
 def test_no_memory():
-    """Working memory that the system refuses is an error, not a crash."""
+    """If the system refuses working memory, an error is raised; nothing crashes."""
     model = build()
     step = NativeDecoder(model, begun(model, 1)[1])
-    step.native.shape = step.native.shape._replace(batch=0)  # nothing is allocated for the result
+    step.native.shape = step.native.shape._replace(batch=0)  # no memory is needed for the result
     words = list(native.decoder._REST.unpack(step.native.rest))
     words[1] = 2**50
     step.native.rest = native.decoder._REST.pack(*words)
@@ -298,7 +298,7 @@ def test_a_forked_child_decodes_on():
 
 
 def test_layers_that_differ_are_not_fused():
-    """The native code has one size for all of them."""
+    """The native code has one size for all layers."""
     model = build(width=16, heads=2)
     model.blocks[1].mlp = MLP(16, ratio=8.0)
     assert "layers that are alike" in native_decode.why_not(model)
@@ -336,7 +336,7 @@ def test_a_class_of_one_s_own_is_not_fused():
 
 
 def test_states_are_checked():
-    """The native code trusts their addresses."""
+    """The native code trusts the addresses of states."""
     model, other = build(heads=2, width=16), build(heads=4, width=16)
     step = NativeDecoder(model, model.start(2))
     token = torch.zeros(2, 1, dtype=torch.int64)

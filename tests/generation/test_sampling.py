@@ -1,4 +1,4 @@
-"""Generation: the RNN gives the tokens of the definition; samplers; what is refused."""
+"""Generation: the RNN generates the tokens of the definition; samplers; what is refused."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ KINDS = [
     "options", [{}, {"temperature": 0.0}, {"temperature": 1.7, "top_k": 5, "top_p": 0.8}]
 )
 def test_the_rnn_gives_the_tokens_of_the_definition(kind, options):
-    """For the same seed; from nothing, from a prompt, from prompts of different lengths."""
+    """For the same seed: without a prompt, with one, and with prompts of different lengths."""
     model = build(**kind)
     prompt = torch.randint(0, 11, (3, 7))
     for start in ({"batch": 3}, {"prompt": prompt}, {"prompt": prompt, "lengths": torch.tensor([7, 2, 0])}):
@@ -85,7 +85,7 @@ def with_kv(change, state):
 
 @pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).supports_bf16_state])
 def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
-    """Tokens and states: those of a loop that rounds after each token, and after the prompt."""
+    """Tokens and states equal those of a loop that rounds after the prompt and after each token."""
     model = build(attention=attention.for_length(attention.load(name).Config, 64)).eval()
     prompt = torch.randint(0, 11, (2, 7))
     found = generate(model, prompt, steps=12, temperature=0.0, state_dtype=torch.bfloat16)
@@ -236,7 +236,7 @@ def test_what_is_yielded_may_be_written_into():
 
 
 def test_streams_of_one_model_leave_each_other_alone():
-    """The one that began first ends first: the other draws on as it would alone."""
+    """The stream that began first ends first; the other continues as if it were alone."""
     model = build(dropout=0.5).train()
     alone = generate(model, steps=6, seed=4, batch=2)
     first, second = stream(model, steps=3, seed=3, batch=2), stream(model, steps=6, seed=4, batch=2)
@@ -250,11 +250,11 @@ def test_streams_of_one_model_leave_each_other_alone():
 
 
 def test_a_stream_that_was_dropped_may_end_anywhere():
-    """Even while another begins or ends, where the garbage collector may come by."""
+    """The garbage collector may end it even while another begins or ends."""
     model = build(dropout=0.5).train()
 
     class Dropped(torch.nn.Module):
-        """Ends a stream of the same model while this one is looked through."""
+        """Ends a stream of the same model while its modules are traversed."""
 
         def train(self, mode=True):
             dropped.close()
@@ -270,7 +270,7 @@ def test_a_stream_that_was_dropped_may_end_anywhere():
 
 
 def cut(row, end, stop):
-    """A row up to its end, by the definition."""
+    """A row up to and including its end, by the definition."""
     for n in range(1, len(row) + 1):
         if row[n - 1] == end or any(row[max(0, n - len(each)) : n] == each for each in stop):
             return row[:n]
@@ -281,9 +281,9 @@ def cut(row, end, stop):
     ("end", "stop"),
     [(3, []), (None, [[2, 1], [0, 3]]), (0, [[1, 1, 2], [2, 2]]), (None, [[3], [0, 0, 0, 0]])],
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # float32: by fused steps
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # float32 uses fused steps
 def test_sequences_end_where_they_say(end, stop, dtype):
-    """Tokens up to an end are those that there are without one; what follows is filled up."""
+    """Up to the end, the tokens are those generated without one; the rest is padding."""
     model, prompt = build(vocabulary=4).to(dtype), torch.randint(0, 4, (5, 3))
     for steps, made in ((40, generate), (40, generate_reference), (2, generate)):
         options = {"steps": steps, "seed": 1, "lengths": torch.tensor([3, 0, 1, 2, 3])}
@@ -378,7 +378,7 @@ def test_a_symbol_of_no_probability_is_never_drawn():
     ],
 )
 def test_refuses_at_the_call(options, message):
-    """Before the first token is asked for."""
+    """The error comes before the first token is requested."""
     with pytest.raises(ValueError, match=message):
         stream(build(), **({"steps": 1} | options))
 
@@ -437,7 +437,7 @@ def test_a_tiny_temperature_is_the_most_probable_symbol():
         assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
 
 
-@pytest.mark.parametrize("n", [8, 256])  # shares whose sums are exact
+@pytest.mark.parametrize("n", [8, 256])  # shares with exact sums
 def test_of_equally_probable_symbols_the_first_stay(n):
     probabilities = Sampler(top_p=0.5).probabilities(torch.zeros(1, n))
     assert probabilities.nonzero()[:, 1].tolist() == list(range(n // 2))
@@ -447,7 +447,7 @@ def test_of_equally_probable_symbols_the_first_stay(n):
     "positions", [{"position": "learned", "max_length": 6}, {"position": "grid", "grid": (2, 3)}]
 )
 def test_as_many_tokens_as_there_are_positions(positions):
-    """At the call, on every device; the longest prompt counts, the last token is not read."""
+    """Checked at the call, on every device; the longest prompt counts, and the last token is never read."""
     model, prompt = build(**positions), torch.zeros(2, 4, dtype=torch.int64)
     assert generate(model, prompt, steps=2).shape == (2, 2)
     with pytest.raises(ValueError, match="reach 6 tokens, got token 7"):
@@ -480,13 +480,13 @@ def test_a_broken_model_draws_nothing():
 
 
 def test_temperature_zero_is_the_mode_of_a_mixture():
-    """The most probable level of all components together, which need not be where one of them is highest."""
+    """The most probable level of the mixture, which need not be the peak of any component."""
     output = decoder.LogisticMixture(components=3).build(256)
     logits, means = torch.tensor([0.4, 0.3, 0.3]).log(), torch.tensor([-0.5, 0.30, 0.32])
     params = torch.cat((logits, means, torch.full((3,), -3.0)))[None]
     drawn = Sampler(temperature=0).draw(output, params, torch.tensor([0.9]))
     assert drawn == output.log_probs(params).argmax(1)
-    assert abs(drawn.item() / 127.5 - 1 - 0.31) < 0.01  # between the two that stand together
+    assert abs(drawn.item() / 127.5 - 1 - 0.31) < 0.01  # between the two close components
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated.*")
@@ -494,7 +494,7 @@ def test_temperature_zero_is_the_mode_of_a_mixture():
 @pytest.mark.parametrize("make", [build, build_seq2seq])
 @pytest.mark.parametrize("options", [{"embed": "value"}, {"attention": softmax.Config()}], ids=str)
 def test_layers_of_eight_bits_generate(make, options):
-    """In place of every linear map, as PyTorch puts them: about the same parameters, and symbols of it."""
+    """In place of every linear map, as PyTorch inserts them: similar parameters, and valid symbols."""
     model = make(**options).float().eval()
     quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
     source = torch.randint(0, 5, (2, 6)) if isinstance(model, Seq2Seq) else None

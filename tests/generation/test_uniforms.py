@@ -1,4 +1,4 @@
-"""Random numbers of a generation: SplitMix64, a generator for each sequence."""
+"""Random numbers for generation: SplitMix64, with a generator for each sequence."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def numbers(steps, batch, seed):
 
 
 def split_mix(state):
-    """The authors' program, in whole numbers."""
+    """The authors' program in Python integers."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         x = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -7,7 +7,7 @@ import torch
 from lintra import attention, hf
 
 VOCABULARY = 11
-LENGTH = 64  # tokens, for mechanisms that have to know
+LENGTH = 64  # tokens, for mechanisms that need a longest length
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def config(name: str = "linear", length: int = LENGTH, **changes) -> hf.LintraCo
 
 
 def build(name: str = "linear", kind=hf.LintraForCausalLM, dtype=torch.float64, **changes):
-    """Return a model in evaluation mode, not as initialised: biases and norms matter."""
+    """Return a model in evaluation mode, with random biases and norms so that they matter."""
     torch.manual_seed(0)
     model = kind(config(name, **changes)).to(dtype).eval()
     for parameter in model.parameters():
@@ -49,7 +49,7 @@ def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def padded(rows, side):
-    """Rows of different lengths as input_ids, the padding no symbol at all, and attention_mask."""
+    """Rows of different lengths as input_ids, padded with an invalid symbol, and attention_mask."""
     longest = max(map(len, rows))
     ids, mask = torch.full((2, len(rows), longest), 0)
     ids -= 1

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face classes: those of lintra.models, their losses, padding."""
+"""Encoders of Hugging Face classes equal those of lintra.models; their losses; padding."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_outputs_are_those_of_the_encoder(name, kind):
     model = build(name, kind, num_labels=3)
     found = model(IDS, attention_mask=MASK)[0]
     wanted = hf.from_hf(model)(IDS, mask=MASK.bool())
-    if kind is hf.LintraForMaskedLM:  # its head has a bias where there is no token
+    if kind is hf.LintraForMaskedLM:  # its head has a bias even where there is no token
         found, wanted = found[MASK.bool()], wanted[MASK.bool()]
     assert_close(found, wanted)
 
@@ -75,7 +75,7 @@ def test_tokens_that_see_all_are_those_of_the_mechanism():
 def test_a_causal_encoder_is_asked_for():
     assert build(kind=hf.LintraModel).model.causal is False
     assert build(kind=hf.LintraModel, causal=True).model.causal is True
-    assert build("delta", hf.LintraModel).model.causal is True  # it cannot be otherwise
+    assert build("delta", hf.LintraModel).model.causal is True  # the mechanism is causal only
     assert isinstance(hf.from_hf(build(kind=hf.LintraModel)), encoder.Encoder)
 
 
@@ -91,7 +91,7 @@ def test_blocks_of_an_encoder_are_recomputed():
 
 @pytest.mark.parametrize("kind", [hf.LintraForMaskedLM, hf.LintraForSequenceClassification, hf.LintraModel])
 def test_a_trained_decoder_becomes_an_encoder(kind, tmp_path):
-    """With the start symbol's embedding, which lintra's decoders have by default."""
+    """With the embedding of the start symbol, which decoders of lintra have by default."""
     trained = decoder.Config(vocabulary=11, width=16, layers=1, heads=2).build()
     hf.to_hf(trained).save_pretrained(tmp_path)
     model, found = kind.from_pretrained(tmp_path, output_loading_info=True)

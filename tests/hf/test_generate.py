@@ -1,4 +1,4 @@
-"""`generate` on a state is `generate` without one, and padding changes nothing."""
+"""`generate` with a state equals `generate` without one, and padding changes nothing."""
 
 import copy
 

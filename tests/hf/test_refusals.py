@@ -1,4 +1,4 @@
-"""What cannot be done is refused, in words that say what can."""
+"""Unsupported calls are refused with a message that says what is supported."""
 
 import re
 import subprocess

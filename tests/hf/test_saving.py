@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's format, and networks of lintra.models there and back."""
+"""Folders in Hugging Face's format, and the conversion of networks of lintra.models in both directions."""
 
 import json
 
@@ -141,7 +141,7 @@ def test_a_large_model_is_saved_in_parts(tmp_path):
     ids=str,
 )
 def test_a_decoder_whose_weights_lie_on_disk_generates(name, changes, all_of_it, tmp_path):
-    """accelerate brings weights for a call of a module, which `extend` is not."""
+    """accelerate loads weights when a module is called, and `extend` is no such call."""
     pytest.importorskip("accelerate")
     model = build(name, dtype=torch.float32, **changes)
     model.save_pretrained(tmp_path)
@@ -169,7 +169,7 @@ def test_models_load_and_are_built_in_half_precision(name, tmp_path):
     model.save_pretrained(tmp_path)
     again = AUTO[kind].from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
-    # Eight bits of mantissa through two layers; bits of a hash that fall otherwise change whole tokens.
+    # Eight bits of mantissa through two layers; hash bits that come out differently change whole tokens.
     difference = (again(IDS).logits.float() - model(IDS).logits).abs().median()
     assert difference < 0.1
     built = AUTO[kind].from_config(config(name), dtype=torch.bfloat16)
@@ -330,7 +330,7 @@ def test_folders_of_others_are_refused(tmp_path):
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path):
-    """transformers alone initialises them, as it does a new head."""
+    """By itself, transformers would initialise them, as it does a new head."""
     build().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     lost = [name for name in tensors if name.startswith(("model.blocks.1.", "lm_head."))]

@@ -67,7 +67,7 @@ def test_packed_sequences_do_not_see_each_other(given):
     assert_close(found[0], torch.cat([model(row[None], use_cache=False).logits[0] for row in rows]))
     losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows if len(row) > 1]
     assert_close(model(**batch).loss, sum(losses) / 9)
-    batch["labels"] = batch["input_ids"]  # by someone who does not think of the beginnings
+    batch["labels"] = batch["input_ids"]  # as by a caller who does not think of the beginnings
     assert_close(model(**batch).loss, sum(losses) / 9)
 
 
@@ -126,7 +126,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(name, tmp_path):
     assert set(trainer.evaluate()) > {"eval_loss"}
     assert trainer.predict(ROWS[:4]).predictions.shape == (4, 8, 11)  # logits alone
     again, _ = trained(resumed, tmp_path, resume=str(tmp_path / "checkpoint-3"))
-    assert again == losses  # those of the first three steps come from the file
+    assert again == losses  # those of the first three steps come from the checkpoint
     for name, x in resumed.state_dict().items():
         assert torch.equal(x, model.state_dict()[name]), name
 
@@ -147,7 +147,7 @@ def test_adapters_alone_are_trained_and_merge(name):
     model = lora(build(name, dtype=torch.float32))
     before = {name: x.clone() for name, x in model.state_dict().items() if "lora_" not in name}
     optimizer, ids = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=1.0), tokens(2, 9)
-    for _ in range(2):  # the second matrix of an adapter begins at 0
+    for _ in range(2):  # the second matrix of an adapter is 0 at first
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -188,7 +188,7 @@ def test_only_all_blocks_are_recomputed_and_in_memory():
 
 
 def test_trainer_smooths_the_labels_of_the_next_tokens(tmp_path):
-    """Where it did not shift them, a model would learn to repeat its input."""
+    """If they were not shifted, a model would learn to repeat its input."""
     model, batch = build(dtype=torch.float32), {"input_ids": tokens(2, 8), "labels": tokens(2, 8)}
     plain, smoothed = (
         Trainer(model, arguments(tmp_path, label_smoothing_factor=x)).compute_loss(model, dict(batch))

@@ -1,4 +1,4 @@
-"""Files are written whole, and take the place of nothing that they should not."""
+"""Files are written whole, and replace nothing that they should not."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def test_the_folder_that_a_program_runs_in_is_not_exchanged(tmp_path, monkeypatc
 
 
 def test_what_is_written_is_flushed_before_it_appears(tmp_path, monkeypatch):
-    """And its place after that: what a power cut leaves is whole."""
+    """The folder entry is flushed after that: after a power cut the files are whole."""
     path, flushed, fsync = tmp_path / "model", [], os.fsync
 
     def write(folder):

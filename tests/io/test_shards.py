@@ -1,4 +1,4 @@
-"""Tensors in shards are those that were written, whichever part of them is asked for; what lacks is named."""
+"""Sharded tensors equal those that were written, whichever part is read; errors name what is missing."""
 
 import json
 
@@ -21,7 +21,7 @@ TENSORS = {
 
 @pytest.fixture
 def shards(tmp_path):
-    """As two processes write them: each the rows it has, and where they begin."""
+    """Shards as two processes write them: each has some rows, and where they begin."""
     sizes = {}
     for i, (first, end) in enumerate([(0, 3), (3, 4)]):
         part = {"a": TENSORS["a"][first:end]} | ({} if i else {k: v for k, v in TENSORS.items() if k != "a"})
@@ -69,7 +69,7 @@ def test_a_shard_that_is_cut_or_missing(shards, number):
 
 
 def test_a_damaged_shard_of_the_right_length(shards, caplog):
-    """Found before PyTorch's reader, which would log a traceback and name no file."""
+    """Detected before PyTorch's reader, which would log a traceback and name no file."""
     file = shards / "shard-00001-model-00001-of-00001.safetensors"
     file.write_bytes(b"x" * file.stat().st_size)
     with pytest.raises(Error, match=r"shard-00001.* cannot be read: .*header.*; copy") as found:

@@ -1,4 +1,4 @@
-"""Tensors in parts: the same tensors, small files, and damage that is named."""
+"""Tensors in several files: the same tensors, small files, and errors that name damage."""
 
 import json
 
@@ -21,7 +21,7 @@ def make(sizes):
 
 @pytest.fixture
 def in_parts(tmp_path, monkeypatch):
-    """Three tensors of 40 bytes in parts of at most 80."""
+    """Three tensors of 40 bytes, in files of at most 80 bytes."""
     monkeypatch.setattr(tensors, "PART", 80)
     write_tensors(make([10, 10, 10]), tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"

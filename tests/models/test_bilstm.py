@@ -1,4 +1,4 @@
-"""The LSTM baseline: an encoder's interface, and its padding laws."""
+"""The LSTM baseline: the interface of an encoder, and its padding laws."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def build(**changes):
 
 @pytest.mark.parametrize("pool", ["mean", "first", None])
 def test_ragged_batches_are_their_sequences_alone(pool):
-    """NaN in the padding included; the last sequence has nothing real."""
+    """Even with NaN in the padding; the last sequence has no real token."""
     model = build(vocabulary=None, inputs=5, pool=pool)
     x = torch.randn(4, 9, 5, dtype=torch.float64)
     found = model(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
@@ -38,7 +38,7 @@ def test_ragged_batches_are_their_sequences_alone(pool):
 
 
 def test_it_is_the_recurrence():
-    """One layer against the textbook's steps, in both directions."""
+    """One layer compared with the textbook recurrence, in both directions."""
     model = build(layers=1, pool=None, outputs=None)
     x = torch.randint(0, 11, (1, 7))
     inputs = model.embedding(x)[0]

@@ -1,5 +1,5 @@
-"""The recogniser: its loss is the sum over all paths, an utterance in a batch is itself alone, pieces are the
-whole, and what it hears does not grow."""
+"""The recogniser: its loss sums over all paths, an utterance in a batch equals the utterance alone, pieces
+equal the whole, and its state does not grow."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ def build(part=None, **changes):
     model = ctc.Config(**{"symbols": symbols, "features": read, "encoder": part} | changes).build()
     model = model.double().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # a fresh norm makes 0 of padding's 0
+        for parameter in model.parameters():  # fresh norms map zero padding to zero
             parameter.add_(0.1 * torch.randn_like(parameter))
         if model.config.normalize == "global":
             model.fit_statistics(3 + 2 * torch.randn(50, BINS).numpy())
@@ -68,7 +68,7 @@ KINDS = [*map(transformer, MECHANISMS), LSTM]
 @pytest.mark.parametrize("subsample", [1, 2, 4])
 @pytest.mark.parametrize("part", KINDS, ids=str)
 def test_an_utterance_in_a_batch_is_itself_alone(part, subsample, normalize):
-    """Padding of NaN, at either end and in between, behind odd lengths too; the last has no frame at all."""
+    """NaN as padding, at either end and in between, and after odd lengths; the last has no frame at all."""
     model, x = build(part, subsample=subsample, normalize=normalize), draw(4, 11)
     found, mask = model(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
     assert found.shape == (4, model.config.steps(11), 3)
@@ -82,7 +82,7 @@ def test_an_utterance_in_a_batch_is_itself_alone(part, subsample, normalize):
 
 @pytest.mark.parametrize("part", KINDS, ids=str)
 def test_padding_has_no_gradient(part):
-    """Of the frames; and that of the parameters is the same whatever stands there, NaN included."""
+    """Padded frames get none; that of the parameters is the same whatever the padding is, NaN included."""
     model, found = build(part), []
     for junk in (torch.nan, 5.0):
         torch.manual_seed(1)
@@ -105,7 +105,7 @@ def brute_force(log_probs, ids):
 
 @pytest.mark.parametrize("subsample", [1, 2])
 def test_the_loss_is_over_all_paths(subsample):
-    """PyTorch's, as the mask says how many frames there are; values, and gradients of all parameters."""
+    """PyTorch's loss, with lengths from the mask; values, and gradients of all parameters."""
     model, x = build(subsample=subsample), draw(4, 5 * subsample)
     real, texts = torch.tensor([5, 4, 3, 5]) * subsample, [(1, 2, 1), (1, 1), (2,), ()]
     log_probs, mask = model(x, mask=torch.arange(x.shape[1]) < real[:, None])
@@ -145,7 +145,7 @@ def test_frames_become_steps(time, subsample):
 
 
 def test_a_stage_reads_the_frames_it_says():
-    """2j - 1, 2j and 2j + 1, which two stages make 4j - 3 .. 4j + 3."""
+    """One stage reads 2j - 1, 2j and 2j + 1; two stages read 4j - 3 .. 4j + 3."""
     for subsample, reach in ((2, 1), (4, 3)):
         model = build(transformer(softmax.Config(window=1)), normalize="global", subsample=subsample)
         x = draw(1, 16).requires_grad_()
@@ -155,10 +155,10 @@ def test_a_stage_reads_the_frames_it_says():
 
 
 def test_normalization_by_utterance_is_its_mean_and_variance():
-    """A louder or an offset recording is the same to it; a band without anything in it is 0."""
+    """Scaling or offsetting a recording changes nothing; a constant band becomes 0."""
     model, x = build(), draw(2, 9)
     x[..., 2] = 7.0
-    assert_close(model(10 * x - 3)[0], model(x)[0], rtol=1e-3, atol=1e-4)  # what is added to the variance
+    assert_close(model(10 * x - 3)[0], model(x)[0], rtol=1e-3, atol=1e-4)  # the eps of the variance
     normal = model._normalized(x, None)
     expected = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
     assert_close(normal, expected)
@@ -166,7 +166,7 @@ def test_normalization_by_utterance_is_its_mean_and_variance():
 
 
 def test_statistics_are_of_all_frames(monkeypatch):
-    """However they are read: in one piece, or in parts."""
+    """Whether they are read in one piece or in parts."""
     x = draw(1, 37)[0]
     x[:, 2] = 7.0
     model = streaming()
@@ -204,7 +204,7 @@ def test_statistics_of_an_utterance_are_not_set():
 @given(st.data())
 @settings(max_examples=5)
 def test_pieces_are_the_whole(attention, subsample, data):
-    """Of any sizes, empty ones too; the last one is whatever is left."""
+    """Pieces of any size, also empty ones; the last one holds the rest."""
     model = streaming(attention, subsample=subsample)
     groups = data.draw(st.lists(st.integers(0, 4), max_size=5))
     pieces = [subsample * each for each in groups] + [data.draw(st.integers(0, 9))]
@@ -218,7 +218,7 @@ def test_pieces_are_the_whole(attention, subsample, data):
 
 @pytest.mark.parametrize("attention", RECURRENT, ids=str)
 def test_memory_is_constant(attention):
-    """After 10,000 frames and 8 the state holds as much, behind its views too, as after 8 and 8."""
+    """After 10,000 + 8 frames the state, with the storage behind its views, is as large as after 8 + 8."""
     model, sizes = streaming(attention).float(), []
     with torch.no_grad():
         for time in (8, 10_000):
@@ -342,7 +342,7 @@ def test_all_that_transcribing_needs_is_saved(tmp_path, part, symbols):
     assert again.config == model.config
     assert torch.equal(again.scale, model.scale)
     x = draw(2, 9).float()
-    assert_close(again(x)[0], model(x)[0], rtol=1e-5, atol=1e-5)  # addresses decide how a product is summed
+    assert_close(again(x)[0], model(x)[0], rtol=1e-5, atol=1e-5)  # a matrix product may depend on addresses
     assert again.config.seconds == 0.04
 
 

@@ -1,4 +1,4 @@
-"""The decoder: the parallel form is the RNN, in every combination of its parts; what it refuses."""
+"""The decoder: the parallel form equals the RNN, in every combination of its parts; what it refuses."""
 
 import copy
 import subprocess
@@ -143,7 +143,7 @@ def test_several_times_one_mechanism_are_the_mechanism():
     one, several = (build(attention=x) for x in (performer.Config(), (performer.Config(),) * 2))
     assert torch.equal(one(tokens), several(tokens))
     first, second = (block.attn.attention.config for block in several.blocks)
-    assert first.seed + 1 == second.seed  # features of its own
+    assert first.seed + 1 == second.seed  # each layer has its own features
 
 
 def test_heads_of_their_own_size():
@@ -167,7 +167,7 @@ def test_the_future_has_no_gradient():
 
 
 def test_shift_checks_what_it_shifts():
-    """As `forward` does, which would be too late: the message would be of other axes."""
+    """The check in `forward` would come too late: its message would name other axes."""
     model = build()
     with pytest.raises(ValueError, match=r"targets must have the 2 axes \[b t\], got shape \[3\]"):
         model.shift(torch.tensor([3, 4, 5]))
@@ -183,7 +183,7 @@ def test_shift_starts_with_the_start_symbol():
 
 
 def test_a_model_of_16_bits_keeps_its_positions():
-    """Codes are made in float64 and rounded once: bfloat16 itself cannot hold position 1,001."""
+    """Codes are computed in float64 and rounded once: bfloat16 cannot represent position 1,001."""
     model = build(vocabulary=2, layers=1)
     exact = model(torch.zeros(1, 1_100, dtype=torch.int64))
     rounded = model.bfloat16()(torch.zeros(1, 1_100, dtype=torch.int64))
@@ -201,7 +201,7 @@ def test_states_can_be_indexed():
 
 
 def test_the_papers_model_has_the_papers_size():
-    """6.36 M parameters; a state of 264 KiB a sequence."""
+    """6.36 M parameters, and a state of 264 KiB per sequence."""
     config = decoder.Config(vocabulary=256, position="concatenated", output=LogisticMixture(), norm="post")
     model = config.build()
     assert sum(x.numel() for x in model.parameters()) == pytest.approx(6.36e6, rel=0.002)
@@ -326,14 +326,14 @@ print("same")
 
 @pytest.mark.slow
 def test_torch_compile_keeps_a_model_in_one_graph():
-    """Both verbs. In a process of its own: the compiler warns as it likes."""
+    """Both verbs. In a separate process, since the compiler gives warnings."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_samples_and_ensembles_in_torch_func(kind):
-    """The gradients of each of several ragged sequences, and what each of two models says of them."""
+    """The gradients for each of several ragged sequences, and the outputs of two models for them."""
     models = [build(**kind), build(**kind)]
     for parameter in models[1].parameters():
         parameter.data.mul_(1.1)
@@ -357,7 +357,7 @@ def test_samples_and_ensembles_in_torch_func(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_packed_sequences_are_each_alone(kind):
-    """Values, and going on from the states of a row of prompts: packed again, then as a batch."""
+    """Values, and continuing from the states of a row of prompts: packed again, then as a batch."""
     model = build(**kind)
     lengths, more = [4, 0, 9, 1], [2, 3, 0, 1]
     row, rest, last = (torch.randint(0, 11, (1, n)) for n in (sum(lengths), sum(more), 4))
@@ -376,7 +376,7 @@ def test_packed_sequences_are_each_alone(kind):
 @pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
 @pytest.mark.parametrize("checkpoint_blocks", [False, True])
 def test_the_loss_of_packed_sequences_is_that_of_each(mechanism, checkpoint_blocks):
-    """The start symbol stands before every sequence; gradients of all parameters."""
+    """Each sequence begins with the start symbol; gradients of all parameters."""
     model = build(attention=mechanism, position="rotary", checkpoint_blocks=checkpoint_blocks)
     lengths = [5, 0, 2, 8]
     targets, cu_seqlens = torch.randint(0, 11, (1, 15)), torch.tensor([0, 5, 5, 7, 15])
@@ -392,7 +392,7 @@ def test_the_loss_of_packed_sequences_is_that_of_each(mechanism, checkpoint_bloc
 
 @pytest.mark.parametrize("checkpoint_blocks", [False, True])
 def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
-    """Not by every layer, nor again when a block is computed again; and a row made once serves many calls."""
+    """Not in every layer, nor in recomputed blocks; and a row that is built once serves many calls."""
     calls = []
     for name in ("_pad_all", "_pad_bucketed", "_check_cu_seqlens"):
         way = getattr(layout, name)
@@ -412,7 +412,7 @@ def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
 
 
 def test_a_row_first_used_without_gradients_serves_training():
-    """What inference mode makes, a backward may not keep."""
+    """Tensors made in inference mode cannot be saved for a backward pass."""
     model, tokens = build(attention=softmax.Config(), position="rotary"), torch.randint(0, 11, (1, 5))
     row = Layout.of("tokens", tokens, cu_seqlens=torch.tensor([0, 2, 5]))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What people get wrong where tensors enter a network: said there, in words, whatever the network."""
+"""Common mistakes with the tensors passed to a network: reported there, in words, by every network."""
 
 import warnings
 
@@ -40,7 +40,7 @@ MASKED |= {
 
 @pytest.mark.parametrize("read", MASKED.values(), ids=MASKED)
 def test_a_mask_of_the_opposite_convention_is_noticed(read):
-    """Of a batch padded at its end to its longest sequence, and of one without padding."""
+    """For a batch padded at the end to its longest sequence, and for one without padding."""
     real = lengths_to_mask(LENGTHS)
     for mask in (real, torch.ones_like(real)):
         with pytest.warns(
@@ -58,7 +58,7 @@ def test_a_sequence_of_nothing_among_others_is_legal(read):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(lengths_to_mask(torch.tensor([5, 0, 3])))
-        read(lengths_to_mask(torch.tensor([4, 0, 3]), 5))  # padded to a fixed length, as of a data set
+        read(lengths_to_mask(torch.tensor([4, 0, 3]), 5))  # padded to a fixed length, as in some data sets
         read(lengths_to_mask(LENGTHS).flip(1))  # padded at the beginning
         read(torch.ones(3, 5, dtype=torch.bool))
 
@@ -74,7 +74,7 @@ def test_no_mask_is_looked_at_inside_a_transform():
 
 
 class Looks(TorchFunctionMode):
-    """Counts how often a tensor is asked whether something in it is True."""
+    """Counts how often a tensor is asked whether any of its values is True."""
 
     count = 0
 
@@ -98,12 +98,12 @@ def test_a_mask_that_was_changed_in_place_is_looked_at_again():
     layer(x, mask=mask)
     with pytest.warns(UserWarning, match="pass mask=~key_padding_mask"):
         layer(x, mask=mask.logical_not_())
-    with torch.inference_mode():  # where tensors have no version
+    with torch.inference_mode():  # tensors have no version there
         layer(x, mask=lengths_to_mask(LENGTHS))
 
 
 def test_the_dtype_of_a_layer_is_that_of_one_weight(monkeypatch):
-    """A walk through the parameters, in each layer of each step, is paid only where something is wrong."""
+    """Walking the parameters in each layer of each step is a cost to be paid only after an error."""
     layer = AttentionLayer(6, linear.Config(), heads=2)
     x, state = torch.randn(3, 1, 6), layer.start(3)
 
@@ -126,7 +126,7 @@ def test_features_of_another_dtype_than_the_weights_are_refused(model):
     with pytest.raises(TypeError, match=message):
         model(x.double())
     with torch.autocast("cpu", torch.bfloat16):
-        model(x)  # which autocast brings to one
+        model(x)  # autocast converts it
         with pytest.raises(TypeError, match=message):
             model(x.double())
     with pytest.raises(TypeError, match=r"got torch\.bfloat16"):

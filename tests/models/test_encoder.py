@@ -1,4 +1,4 @@
-"""The encoder: each sequence of a ragged batch is itself alone; pools; directions; what it refuses."""
+"""The encoder: each sequence of a ragged batch equals the sequence alone; pools; directions; refusals."""
 
 import dataclasses
 
@@ -22,13 +22,13 @@ def build(**changes):
     model = encoder.Config(**options).build().double().eval()
     torch.manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():  # a fresh norm makes 0 of padding's 0
+        for parameter in model.parameters():  # fresh norms map zero padding to zero
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 def loss_and_gradients(model, *inputs, **given):
-    """A loss with unequal weights, and its gradient by every parameter."""
+    """A loss with unequal weights, and its gradient for every parameter."""
     return gradients_of(model, model(*inputs, **given))
 
 
@@ -68,7 +68,7 @@ ALTERNATING = [
 
 
 def test_types_norms_and_a_hidden_layer_of_the_head():
-    """What the configuration names, written out around the blocks."""
+    """The options of the configuration, written out around the blocks."""
     model = build(**WHOLE, position="none")
     x, kind = torch.arange(9)[None] % 5, torch.tensor([[0, 1, 1, 0, 0, 1, 0, 0, 1]])
     y = model.embedding.table(x) + model.token_types(kind)
@@ -121,7 +121,7 @@ def is_itself_alone(model, x, junk):
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("inputs", [None, 5])
 def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
-    """Predictions of each sequence, or of each token; gradients of all parameters."""
+    """Predictions for each sequence, or for each token; gradients of all parameters."""
     reads = {"vocabulary": 11} if inputs is None else {"vocabulary": None, "inputs": inputs}
     model, lengths = build(attention=mechanism, **reads, **parts), [4, 0, 9, 1]
     x = torch.randint(0, 11, (1, 14)) if inputs is None else torch.randn(1, 14, inputs).double()
@@ -133,7 +133,7 @@ def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
 
 
 def test_a_mechanism_of_a_hybrid_gets_what_it_takes_alone():
-    """Other layers are not given it; what no layer takes is refused."""
+    """Other layers do not get them; an input that no layer takes is refused."""
     first, second = linear.Config(), longformer.Config(window=2, global_projections=True)
     model = build(attention=(first, second), layers=2, causal=False)
     x, chosen = torch.randint(0, 11, (1, 14)), torch.arange(14)[None] % 3 == 1
@@ -151,7 +151,7 @@ def test_a_mechanism_of_a_hybrid_gets_what_it_takes_alone():
 
 
 def test_what_a_mechanism_takes_by_token_is_packed_too():
-    """A global_mask of each sequence's own tokens."""
+    """A global_mask for the tokens of each sequence."""
     mechanism = longformer.Config(window=2, global_projections=True)
     model, lengths = build(attention=mechanism, pool="mean"), [4, 9, 1]
     x, chosen = torch.randint(0, 11, (1, 14)), torch.arange(14)[None] % 3 == 1
@@ -178,7 +178,7 @@ def test_ragged_features_by_every_mechanism(name):
 
 @pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.causal])
 def test_every_second_layer_reads_from_the_end(name):
-    """Written out, by every mechanism that has a causal form; a sequence of a batch as it is alone."""
+    """Written out, for every causal mechanism; a sequence in a batch equals the sequence alone."""
     model = build(attention=kinds.configs(LONGEST)[name], alternating=True, pool=None, layers=3)
     assert not model.causal
     x = torch.randint(0, 11, (3, 9))
@@ -191,7 +191,7 @@ def test_every_second_layer_reads_from_the_end(name):
 
 
 def test_a_token_sees_both_sides_through_alternating_layers():
-    """The first layer reads from the start and the second from the end: what is said of one needs all."""
+    """The first layer reads from the start, the second from the end: each output depends on all tokens."""
     model = build(vocabulary=None, inputs=5, attention=gated.Config(), alternating=True, pool=None)
     x = torch.randn(1, 9, 5, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x)[:, 4].sum(), x)
@@ -301,7 +301,7 @@ def test_what_a_token_sees(causal):
 
 @pytest.mark.parametrize("name", attention.names())
 def test_blocks_computed_again_are_the_same(name):
-    """Values and gradients, with dropout, random features, hashes; the generator ends where it would."""
+    """Values and gradients, with dropout, random features, hashes; the generator ends in the same state."""
     x = torch.randint(0, 11, (3, 9))
     found = []
     for again in (False, True):
@@ -443,7 +443,7 @@ def extended(model, pieces, given=None):
 
 
 def test_pieces_may_be_padded_or_packed():
-    """Each sequence goes on from its own real tokens."""
+    """Each sequence continues from its own real tokens."""
     model = build(causal=True, vocabulary=None, inputs=5)
     x, more = torch.randn(3, 9, 5).double(), torch.randn(3, 2, 5).double()
     found, state = model.extend(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)

@@ -1,4 +1,4 @@
-"""Forecasters: an RNN is the parallel form, nothing looks ahead, units do not matter."""
+"""Forecasters: the RNN equals the parallel form, nothing looks ahead, units do not matter."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_the_shortcut_begins_with_nothing():
 
 @pytest.mark.parametrize("position", ["none", "sinusoidal", "rotary"])
 def test_the_future_changes_no_earlier_prediction(position):
-    """Neither through attention, nor through what values are divided by."""
+    """It leaks neither through attention nor through the scale of the values."""
     model, values = built(position=position), series()
     before = model(values)
     for x in (0.0, 1e9, -values[:, 25:]):
@@ -59,11 +59,11 @@ def test_the_future_changes_no_earlier_prediction(position):
 
 
 def test_units_do_not_matter():
-    """A series in other units, on another level, has the same distributions in them."""
+    """A series in other units, at another level, has the same distributions in these units."""
     model, values = built(), series()
     assert (values.std() > 100 * FLATTEST * values.abs().mean()).all()
     plain, other = model(values[:, :30]), model(values[:, :30] * 1000 - 7)
-    # At the first values the scale is the least one, which depends on the level.
+    # At the first values the scale is at its minimum, which depends on the level.
     mine = slice(5, None)
     assert_close(other.location[:, mine], plain.location[:, mine] * 1000 - 7)
     assert_close(other.scale[:, mine], plain.scale[:, mine] * 1000)
@@ -99,7 +99,7 @@ def test_values_keep_their_digits_in_autocast():
         prediction = model(values)
     assert prediction.params.dtype == torch.float32
     expected = model(values)
-    assert_close(prediction.params, expected.params, rtol=0, atol=0.05)  # blocks in 8 bits
+    assert_close(prediction.params, expected.params, rtol=0, atol=0.05)  # the blocks have 8-bit weights
     shortcut = built().float()
     for block in (model, shortcut):
         block.head.weight.data.zero_()
@@ -127,7 +127,7 @@ def test_a_saved_forecaster(output, tmp_path):
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda x: type(x).__name__)
 def test_paths_are_those_of_the_whole_series_read_again(output):
-    """By the definition: each sampled row is appended, and all is read from the beginning."""
+    """The definition: each sampled row is appended, and the whole series is read again."""
     model, values = built(output), series(2, 20)
     found = sample_paths(model, values, horizon=6, samples=3, seed=5)
     generators = [sequence_generator(5, i) for i in range(2)]

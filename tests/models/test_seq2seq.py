@@ -1,4 +1,4 @@
-"""Sequence to sequence: parallel = recurrent, padding of both sides, the memory in the state, refusals."""
+"""Sequence to sequence: parallel = recurrent, padding on both sides, the memory in the state, refusals."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_parallel_is_recurrent(kind):
 
 @pytest.mark.parametrize("name", attention.names())
 def test_every_mechanism_reads_or_is_refused(name):
-    """Those with a cross form whose queries do not depend on each other or on their places in a call."""
+    """Served: a cross form in which queries depend neither on each other nor on their places in a call."""
     config = kinds.configs(LONGEST)[name]
     can = kinds.bidirectional(config)
     if can and can.cross and not can.joint_queries and not can.placed_queries:
@@ -68,7 +68,7 @@ def test_every_mechanism_reads_or_is_refused(name):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_packed_sources_and_targets_are_each_alone(kind):
-    """Both in rows of their own; values, gradients, and going on from the states."""
+    """Each of the two in its own row; values, gradients, and continuing from the states."""
     model, lengths, targets = build(**kind), [5, 1, 8], [3, 6, 0]
     source, tokens = torch.randint(0, 7, (1, 14)), torch.randint(0, 11, (1, 9))
     last, cu_seqlens = torch.randint(0, 11, (3, 1)), torch.tensor([0, 3, 9, 9])
@@ -91,7 +91,7 @@ def test_packed_sources_and_targets_are_each_alone(kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_ragged_batches_are_their_sequences_alone(kind):
-    """Padding of the source and of the target, and what follows it."""
+    """Padding of the source and of the target, and the tokens after it."""
     model = build(**kind)
     source, tokens = torch.randint(0, 7, (3, 8)), torch.randint(0, 11, (3, 6))
     memory = model.encode_memory(source.masked_fill(~SOURCE_MASK, -100), SOURCE_MASK)
@@ -108,7 +108,7 @@ def test_ragged_batches_are_their_sequences_alone(kind):
 
 
 def test_a_source_of_features():
-    """NaN in its padding: neither values nor gradients."""
+    """NaN in its padding reaches neither values nor gradients."""
     model = build(encoder={"vocabulary": None, "inputs": 5})
     source, tokens = torch.randn(3, 8, 5, dtype=torch.float64), torch.randint(0, 11, (3, 6))
     found = []

@@ -1,4 +1,4 @@
-"""The C++ kernels against the definition, written here as a quadratic sum in float64 under autograd."""
+"""The C++ kernels compared with the definition: a quadratic sum in float64 under autograd."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason=f"no native library: {native.why_not()}"
 )
 
-# Relative to the largest element. float64: sums of at most a few hundred terms. float32: the same in its own
-# rounding. Half precisions: one rounding of each output, and of y inside the gradient of the denominator.
+# Relative to the largest element. float64: sums of at most a few hundred terms. float32: the same sums with
+# its rounding. Half precisions: one rounding of each output, and of y in the gradient of the denominator.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 SUM = {torch.float64: torch.float64}
 
@@ -89,7 +89,7 @@ def positive(*shape, scale=1.0):
 
 def problem(t, f, e, *, b=2, h=2, g=None, s=None, decay=False, weights=False, state=False, mask=None,
             feature_map=None, seed=0):  # fmt: skip
-    """The tensors of one call, in float64; positive q, k where no feature map makes them so."""
+    """The tensors of one call, in float64; q and k are positive if no feature map makes them so."""
     torch.manual_seed(seed)
     g = g or h
     s = t if s is None else s
@@ -119,7 +119,7 @@ def cast(inputs, dtype):
 
 
 def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature_map=None, poison=True):
-    """Values and all gradients of the native call against the reference on the same rounded inputs."""
+    """Values and all gradients of the native call, compared with the reference on the same rounded inputs."""
     total = SUM.get(dtype, torch.float32)
     given = cast(inputs, dtype)
     settings = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
@@ -132,7 +132,7 @@ def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature
         wanted["z"] = torch.zeros(b, g, f, dtype=torch.float64, requires_grad=True)
     expected = reference(**wanted, mask=mask, **settings)
 
-    if mask is not None and poison:  # what stands in a padded place must not matter
+    if mask is not None and poison:  # the content of padded places must not matter
         for name in ("k", "v", "q") if causal else ("k", "v"):
             x = given[name].clone()
             x[~mask] = float("nan")
@@ -195,7 +195,7 @@ LENGTHS = [1, 2, 15, 16, 17, 33, 100]
 def test_widths(instruction_set, f, e):
     inputs, mask = problem(37, f, e, decay=True, weights=True, state=True, mask="holes")
     check(inputs, mask, torch.float64)
-    if f > 1:  # with one feature y does not depend on q: all of dq is what rounding leaves
+    if f > 1:  # with one feature y does not depend on q: dq is rounding noise alone
         check(inputs, mask, torch.float32)
 
 
@@ -211,7 +211,7 @@ def test_lengths(instruction_set, t, decay):
 @pytest.mark.parametrize("causal", [True, False])
 def test_dtypes_and_feature_maps(instruction_set, dtype, feature_map, causal):
     inputs, mask = problem(50, 24, 19, feature_map=feature_map, mask="right", weights=True)
-    # relu can leave almost nothing in a denominator; eps keeps the comparison about the kernel.
+    # relu can leave almost nothing in a denominator; with eps, the comparison tests the kernel.
     eps = 1.0 if feature_map == "relu" else 1e-6
     check(inputs, mask, dtype, causal=causal, feature_map=feature_map, eps=eps)
 
@@ -249,7 +249,7 @@ def test_nothing(instruction_set, b, t):
 @pytest.mark.parametrize(("count", "h"), [(2, 1), (3, 1), (7, 1), (2, 3)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_threads(instruction_set, count, h, causal):
-    """Few heads and many tokens: time is shared between the threads, and a repetition gives the same bits."""
+    """Few heads and many tokens: threads split the time axis, and repeating the call gives the same bits."""
     inputs, mask = problem(1000, 12, 20, b=1, h=h, decay=causal, weights=True, state=True, mask="holes")
     with threads(count):
         check(inputs, mask, torch.float64, causal=causal)
@@ -288,7 +288,7 @@ def test_strides(instruction_set):
 
 @pytest.fixture(scope="module")
 def far_apart():
-    """Addresses of more than 4 GiB. Memory that is not touched is none, so that few pages of it are used."""
+    """More than 4 GiB of address space. Untouched pages take no memory, so that only a few are used."""
     try:
         return torch.empty(2**31 + 2**14, dtype=torch.float16)
     except RuntimeError as error:
@@ -298,7 +298,7 @@ def far_apart():
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "time", "head"])
 def test_offsets_of_more_than_32_bits(instruction_set, far_apart, axis, t):
-    """Two of each axis, on one of which they lie 2^32 bytes apart: 2^31 elements of q, k, v and dy."""
+    """Two entries on each axis, 2^32 bytes apart on one of them: 2^31 elements of q, k, v and dy."""
     inputs, mask = problem(t, 8, 8, decay=True, weights=True, mask="holes", feature_map="elu+1")
     inputs = {n: x for n, x in cast(inputs, torch.float16).items() if x is not None}
     inputs |= {"mask": mask, "dy": torch.randn(inputs["v"].shape).half()}
@@ -313,7 +313,7 @@ def test_offsets_of_more_than_32_bits(instruction_set, far_apart, axis, t):
 
 
 def results(dy, **inputs):
-    """All that the kernels give, forward and backward."""
+    """All outputs of the kernels, forward and backward."""
     y, kv, z, den = kernel.forward(**inputs, feature_map="elu+1")
     return y, kv, z, den, *kernel.backward(dy, kv, z, y=y, den=den, **inputs, feature_map="elu+1")
 
@@ -378,7 +378,7 @@ def test_every_half_precision_number_passes_through(instruction_set, dtype):
     one = torch.ones(1, 1, 1, 1, dtype=dtype)
     y = kernel.forward(one, one, x[None, None, None], normalize=False)[0]
     torch.testing.assert_close(y.flatten(), x, rtol=0, atol=0, equal_nan=True)
-    # Halves of neighbouring numbers need rounding, and multiples reach subnormals and overflow.
+    # The midpoints between neighbouring numbers need rounding; multiples reach subnormals and overflow.
     for factor in (1 / 3, 1e-4, 3.7, 1e-7):
         kv = (x.float() * factor).nan_to_num(0, 1e30, -1e30)[None, None, None]
         nothing, z = torch.zeros_like(x)[None, None, None], torch.ones(1, 1, 1)
@@ -389,7 +389,7 @@ def test_every_half_precision_number_passes_through(instruction_set, dtype):
 def test_halves_are_subnormal_where_floats_are_flushed(instruction_set):
     x = torch.arange(1, 2**10, dtype=torch.int16).view(torch.float16)  # all below 6.1e-5
     one = torch.ones(1, 1, 1, 1, dtype=torch.float16)
-    with threads(1):  # the setting is that of this thread
+    with threads(1):  # the setting belongs to this thread
         torch.set_flush_denormal(True)
         try:
             y = kernel.forward(one, one, x[None, None, None], normalize=False)[0]
@@ -399,7 +399,7 @@ def test_halves_are_subnormal_where_floats_are_flushed(instruction_set):
 
 
 def test_decay_that_forgets_everything(instruction_set):
-    """log_decay = -inf empties the state: what follows equals a fresh start, and nothing becomes NaN."""
+    """log_decay = -inf empties the state: later tokens see a fresh start, and nothing becomes NaN."""
     inputs, _ = problem(40, 8, 8, decay=True)
     inputs["log_decay"][:, 21] = -torch.inf
     y, kv = kernel.forward(**inputs)[:2]
@@ -506,7 +506,7 @@ def test_environment_variable_refused():
 
 
 def test_a_library_that_cannot_serve(tmp_path, monkeypatch):
-    """Missing, broken or built from other sources: a reason, not a crash."""
+    """A missing or broken library, or one built from other sources, gives a reason instead of a crash."""
     monkeypatch.setattr(native, "ABI", 999)
     assert "interface version" in native._Native().reason
     monkeypatch.setattr(native, "_folders", lambda: [tmp_path])
@@ -516,7 +516,7 @@ def test_a_library_that_cannot_serve(tmp_path, monkeypatch):
 
 
 def test_no_memory():
-    """Working memory that the system refuses is an error, not a crash."""
+    """If the system refuses working memory, an error is raised; nothing crashes."""
     loaded = native._native()
     settings = (loaded.chosen, 1, native.DTYPES[torch.float32], True, True, 0)
     b, t, s, h, g, f, e = 1, 16, 16, 1, 1, 2**50, 1

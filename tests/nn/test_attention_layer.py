@@ -32,7 +32,7 @@ def build(config=MECHANISMS[0], **options):
 
 
 def written_out(layer, x):
-    """The parts one by one around the mechanism alone."""
+    """The parts, written out one by one around the mechanism."""
     product = convolved(layer.qkv_proj(x), layer.conv_weight)
     q, k, v = (part.unflatten(2, (-1, layer.dim)) for part in product.split(layer.widths, -1))
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
@@ -101,7 +101,7 @@ def test_a_memory_of_other_sequences_is_refused(config):
 
 @pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.cross])
 def test_a_memory_of_one_sequence_is_read_by_all(name):
-    options = {"window": 0} if name == "longshort" else {}  # which has no cross form with one
+    options = {"window": 0} if name == "longshort" else {}  # it has no cross form with a window
     config = attention.for_length(attention.load(name).Config, 8, **options)
     layer = AttentionLayer(8, config, heads=2, causal=False, rotary=None).double()
     memory = layer.encode_memory(torch.randn(1, 7, 8, dtype=torch.float64))
@@ -204,7 +204,7 @@ def test_refuses():
 
 @pytest.mark.parametrize("mechanism", [linear, retention, softmax], ids=lambda x: x.__name__[-7:])
 def test_tensors_without_numbers_go_through_and_leave_nothing_behind(mechanism):
-    """Under FakeTensorMode and make_fx, as shapes and memory are estimated."""
+    """With FakeTensorMode and make_fx, which estimate shapes and memory."""
     layer, x = AttentionLayer(16, mechanism.Config(), heads=4), torch.randn(2, 6, 16)
     mask = torch.arange(6) < torch.tensor([[6], [4]])
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -1,4 +1,4 @@
-"""Distributions over symbols: each against its definition, and where numbers get near to 0."""
+"""Distributions over symbols: each compared with its definition, and numbers close to 0."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from lintra.testing.laws import EXACT
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 17, 256])
 def test_levels_of_a_mixture_sum_to_one(vocabulary):
-    """In float64, whatever the parameters, the edges and the narrowest scales included."""
+    """In float64, for any parameters, including the edges and the narrowest scales."""
     distribution = LogisticMixture(components=4).build(vocabulary)
     generator = torch.Generator().manual_seed(0)
     for spread in (0.1, 1.0, 10.0, 100.0):
@@ -21,7 +21,7 @@ def test_levels_of_a_mixture_sum_to_one(vocabulary):
 
 
 def test_a_mixture_is_the_difference_of_its_cumulatives():
-    """Against the textbook formula where that one is safe, values and gradients."""
+    """Compared with the textbook formula where it is numerically safe: values and gradients."""
     distribution = LogisticMixture(components=3).build(11)
     params = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
     logits, mean, log_scale = params.chunk(3, -1)
@@ -63,7 +63,7 @@ def test_targets_are_checked(kind):
 
 @pytest.mark.parametrize("kind", [Logits(), LogisticMixture(components=2)])
 def test_a_target_is_a_level_whatever_its_type_and_shape(kind):
-    """More levels than 8 bits have numbers: the last one of these is not the last level."""
+    """There are more levels than 8 bits can count: the largest number of 8 bits is not the last level."""
     distribution = kind.build(512)
     params = torch.randn(3, distribution.size, generator=torch.Generator().manual_seed(0))
     target = torch.tensor([0, 200, 255])
@@ -76,7 +76,7 @@ def test_a_target_is_a_level_whatever_its_type_and_shape(kind):
 @pytest.mark.parametrize("kind", [Logits(), LogisticMixture(components=1), LogisticMixture(components=4)])
 @pytest.mark.parametrize("vocabulary", [2, 3, 5, 17, 256, 257])
 def test_a_quantile_is_that_of_the_probabilities(kind, vocabulary):
-    """In float64, the narrowest scales and means beyond both ends included, whatever axes stand in front."""
+    """In float64, with the narrowest scales and means beyond both ends, and any leading axes."""
     distribution = kind.build(vocabulary)
     generator = torch.Generator().manual_seed(0)
     for spread in (0.1, 1.0, 10.0):
@@ -88,7 +88,7 @@ def test_a_quantile_is_that_of_the_probabilities(kind, vocabulary):
 
 
 def test_a_quantile_keeps_its_share():
-    """Equal numbers in [0, 1) draw each symbol as often as it is probable, in float32."""
+    """Evenly spaced numbers in [0, 1) draw each symbol as often as it is probable, in float32."""
     distribution = LogisticMixture(components=3).build(11)
     params = torch.tensor([1.0, 0.0, -1.0, -0.9, 0.1, 2.0, -2.0, -1.0, 0.5])
     level = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000

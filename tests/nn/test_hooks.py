@@ -1,4 +1,4 @@
-"""Forward hooks of layers run behind a state as they do over a whole sequence."""
+"""Forward hooks of layers run with a state just as they do for a whole sequence."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def steered_by_options(module, inputs, options, y):
 
 
 def noted(module, inputs):
-    """Look, and replace nothing."""
+    """Observe, and replace nothing."""
 
 
 def add(module, *kinds):

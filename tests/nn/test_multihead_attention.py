@@ -1,4 +1,4 @@
-"""lintra.nn.MultiheadAttention: PyTorch's, value by value, with softmax; in its layers; what it refuses."""
+"""lintra.nn.MultiheadAttention: with softmax it equals that of PyTorch; inside its layers; refusals."""
 
 import copy
 
@@ -26,7 +26,7 @@ def in_float64():
 
 
 def pair(**options):
-    """PyTorch's layer and ours, of the same weights; biases that are not 0."""
+    """PyTorch's layer and that of lintra, with the same weights and nonzero biases."""
     theirs = nn.MultiheadAttention(WIDTH, HEADS, **options)
     for x in theirs.parameters():
         nn.init.normal_(x, std=0.3)
@@ -36,7 +36,7 @@ def pair(**options):
 
 
 def check_alike(theirs, ours, inputs, real=None, ours_only=(), **options):
-    """Values where tokens are real, and gradients of inputs and parameters."""
+    """Compare values at real tokens, and gradients of inputs and parameters."""
     found = []
     for layer, more in ((theirs, {}), (ours, dict(ours_only))):
         y, weights = layer(*inputs, need_weights=False, **options | more)
@@ -96,7 +96,7 @@ def test_without_a_batch(batch_first):
 
 
 def test_bfloat16():
-    """As far from float64 as PyTorch's, but for a factor of 2."""
+    """Its error against float64 is at most twice that of PyTorch."""
     theirs, ours = pair(batch_first=True)
     x = torch.randn(2, 7, WIDTH)
     exact = theirs(x, x, x, need_weights=False)[0]
@@ -111,9 +111,9 @@ def test_bfloat16():
     ).extra_proj.beta.weight.is_meta
 
 
-@pytest.mark.parametrize("name", sorted({*attention.names()} - {"lsh"}))  # which has no keys of its own
+@pytest.mark.parametrize("name", sorted({*attention.names()} - {"lsh"}))  # it shares queries and keys
 def test_every_mechanism_is_that_of_an_attention_layer(name):
-    """In each form it has, and with the projections it has beside."""
+    """In each of its forms, and with its extra projections."""
     config = attention.for_length(attention.load(name).Config, 7)
     layer = MultiheadAttention(
         WIDTH, HEADS, batch_first=True, attention=config, causal=name == "longshort" or None
@@ -152,7 +152,7 @@ def test_every_mechanism_is_that_of_an_attention_layer(name):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_mask_of_real_tokens_gives_a_warning(batch_first):
-    """It would leave the longest sequence nothing, which gives 0."""
+    """It would leave the longest sequence without a token, and its output 0."""
     x = torch.randn(2, 7, WIDTH) if batch_first else torch.randn(7, 2, WIDTH)
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, attention=linear.Config())
     said = "key_padding_mask looks inverted: .* True for padding; .* pass key_padding_mask=~mask"
@@ -164,7 +164,7 @@ def test_a_mask_of_real_tokens_gives_a_warning(batch_first):
 
 @pytest.fixture
 def layers():
-    """PyTorch's encoder with its attention, and with ours in its place."""
+    """PyTorch's encoder with its own attention, and with that of lintra in its place."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True)
     theirs = nn.TransformerEncoder(layer, 2)
     ours = copy.deepcopy(theirs)
@@ -180,10 +180,10 @@ def layers():
 @pytest.mark.parametrize("options", [{}, {"mask": TRIANGLE}, {"mask": TRIANGLE, "is_causal": True}])
 @pytest.mark.parametrize("padding", [None, torch.zeros(2, 7).masked_fill(PADDING, -torch.inf)])
 def test_in_an_encoder_of_pytorch(layers, training, options, padding):
-    """Its fast paths too, in evaluation without gradients: of softmax attention, and of nested tensors."""
+    """With its fast paths for softmax attention and nested tensors too: in evaluation, without gradients."""
     x = torch.randn(2, 7, WIDTH)
     real = slice(None) if padding is None else ~PADDING
-    padding = padding if padding is None or options else PADDING  # of the dtype of the mask
+    padding = padding if padding is None or options else PADDING  # with the dtype of the mask
     expected, y = (
         encoder.train(training)(x, **options, src_key_padding_mask=padding)[real] for encoder in layers
     )
@@ -217,7 +217,7 @@ def test_in_a_decoder_of_pytorch():
 
 
 def test_both_forms_compute_with_the_same_parameters():
-    """After they are replaced, in a copy, and in training."""
+    """After they have been replaced, in a copy, and in training."""
     config = linear.Config(feature_map=linear.Hedgehog())
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=config)
     assert len(list(layer.parameters())) == 4 + len(list(layer.attention.parameters()))
@@ -227,7 +227,7 @@ def test_both_forms_compute_with_the_same_parameters():
     for same in (other, copy.deepcopy(layer), copy.deepcopy(layer).float().double()):
         for causal in (False, True):
             y, _ = same(x, x, x, is_causal=causal)
-            assert_close(y, layer(x, x, x, is_causal=causal)[0], rtol=0, atol=1e-6)  # float32 on the way
+            assert_close(y, layer(x, x, x, is_causal=causal)[0], rtol=0, atol=1e-6)  # float32 along the way
     x = torch.randn(1, 1, WIDTH)
     with torch.no_grad():
         next(layer.attention.parameters()).mul_(2)
@@ -246,7 +246,7 @@ def test_dropout_is_of_weights_in_training():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_stands_in_padding_changes_nothing(causal):
-    """NaN there too, in values and gradients; a sequence of padding alone gives 0."""
+    """Even NaN changes neither values nor gradients; a sequence of padding alone gives 0."""
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=softmax.Config())
     padding = torch.stack((PADDING[1], torch.ones(7, dtype=torch.bool)))
     x = torch.randn(2, 7, WIDTH)
@@ -326,7 +326,7 @@ def test_global_projections_begin_as_copies():
 
 
 def test_an_encoder_layer_of_pytorch_with_padding_is_one_graph_and_is_mapped():
-    """PyTorch's layer makes a mask of 0 and -inf of a boolean one before it calls attention."""
+    """PyTorch's layer turns a boolean mask into one of 0 and -inf before it calls attention."""
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
     layer.self_attn = MultiheadAttention(16, 4, batch_first=True, attention=linear.Config())
     x, padding = torch.randn(2, 6, 16), torch.arange(6) >= torch.tensor([[6], [4]])
@@ -360,6 +360,6 @@ def test_state_dicts_of_pytorch_leave_sampled_features_alone(name):
     other = MultiheadAttention(16, 2, attention=config)
     other.load_state_dict(ours.state_dict())
     some = {n: x for n, x in ours.state_dict().items() if n != f"attention.{next(iter(sampled))}"}
-    if len(sampled) > 1:  # one of them lost is an error
+    if len(sampled) > 1:  # a sample that is lost raises an error
         with pytest.raises(RuntimeError, match="Missing key"):
             other.load_state_dict(some)

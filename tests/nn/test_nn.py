@@ -1,4 +1,4 @@
-"""The layers around a mechanism: shapes in someone's own network, padding, extend = forward."""
+"""The layers around a mechanism: shapes in a custom network, padding, extend = forward."""
 
 import math
 
@@ -29,7 +29,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
 class Forgetting(Attention):
-    """For the tests: reads a gate from the layer's input and has nothing but a step."""
+    """A test mechanism that reads a gate from the layer's input and has only a step."""
 
     paper = "none"
     can = Capabilities(
@@ -76,7 +76,7 @@ def test_extend_is_forward_wherever_it_is_split(layer):
 
 @pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
 def test_packed_sequences_are_each_alone(layer):
-    """In one row and in two, the second after the states of the first."""
+    """In one row and in two; the second row continues from the states of the first."""
     layer, first, second = layer.double(), [3, 0, 5], [1, 2, 0]
     parts = [torch.randn(1, n, 16, dtype=torch.float64) for n in (4, 2, 5)]
     early, late = zip(
@@ -102,7 +102,7 @@ def test_packed_sequences_are_each_alone(layer):
 
 @pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
 def test_padding_changes_nothing_and_gives_zero(layer):
-    """NaN included, in values and in every gradient."""
+    """Including NaN, in values and in every gradient."""
     layer = layer.double()
     mask = torch.tensor([[True] * 3 + [False] * 2 + [True] * 3, [False] * 4 + [True] * 4])
     x = torch.randn(2, 8, 16, dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_padding_changes_nothing_and_gives_zero(layer):
 
 
 def test_what_is_read_in_padded_places_changes_nothing():
-    """A NaN gate there: neither values nor gradients of real tokens."""
+    """A NaN gate there reaches neither values nor gradients of real tokens."""
     attention = Forgetting(None, heads=2, dim=3, causal=True).double()
     mask = torch.tensor([[True, True, False, True]])
     inputs = [torch.randn(1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
@@ -162,7 +162,7 @@ def test_cross_attention_reads_another_sequence():
 
 
 class LowRank(nn.Module):
-    """A linear map with a product of two thin ones added, as they are trained beside a frozen one."""
+    """A linear map plus a trainable product of two thin ones; the map itself is usually frozen."""
 
     def __init__(self, base):
         super().__init__()
@@ -174,14 +174,14 @@ class LowRank(nn.Module):
 
 
 class Twice(nn.Module):
-    """For `parametrize`."""
+    """A parametrization for `parametrize`."""
 
     def forward(self, x):
         return 2 * x
 
 
 def replaced(heads, how):
-    """`heads` with another map qkv_proj, and the linear map which that amounts to."""
+    """`heads` with another map as qkv_proj, and the equivalent linear map."""
     qkv_proj = heads.qkv_proj
     same = nn.Linear(qkv_proj.in_features, qkv_proj.out_features).double()
     with torch.no_grad():
@@ -208,7 +208,7 @@ def replaced(heads, how):
 @pytest.mark.parametrize("how", ["wrapper", "hook", "hook before", "method", "parametrization"])
 @pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config()])
 def test_what_stands_in_place_of_a_projection_serves_every_verb(how, mechanism):
-    """A whole sequence, after a state, and another sequence: the same as with one linear map."""
+    """A whole sequence, a continuation and another sequence: the same as with one linear map."""
     x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
     for causal in (True, False):
         heads, expected = (
@@ -283,7 +283,7 @@ def test_a_grid_adds_up_its_axes():
 
 @pytest.mark.parametrize("positions", [Learned(4, 8), Grid((2, 2), 8)])
 def test_past_the_last_position_is_nan_where_nobody_looks(positions):
-    """In a graph, as on a GPU, whose work a look at values would stop; never a position used twice."""
+    """In a graph, as on a GPU, where reading values would stall; no position is ever reused."""
     here = torch.tensor([[0, 3, 4, 9]])
     code = torch.compile(positions, backend="eager", fullgraph=True)(here)
     assert torch.equal(code[:, :2], positions(here[:, :2]))

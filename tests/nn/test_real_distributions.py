@@ -1,4 +1,4 @@
-"""Distributions over real numbers: against PyTorch's and against their definitions."""
+"""Distributions over real numbers: compared with those of PyTorch and with their definitions."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_a_gaussian_quantile_is_that_of_pytorch():
 
 
 def test_the_cumulative_of_student_by_closed_forms():
-    """Of 2 and 4 degrees of freedom there are some; of very many it is a normal distribution's."""
+    """Closed forms exist for 2 and 4 degrees of freedom; with very many it is a normal distribution."""
     t = torch.linspace(0, 12, 60, dtype=torch.float64)
     two = 0.5 + t / (2 * (2 + t.square()).sqrt())
     u = t / (4 + t.square()).sqrt()
@@ -93,7 +93,7 @@ def test_a_quantile_of_student_is_where_its_cumulative_is():
 
 
 def test_the_quantile_function_of_quantiles():
-    """Through each of them, rising everywhere, and with exponential tails: equal factors, equal steps."""
+    """It passes through each, rises everywhere, and has exponential tails: equal factors, equal steps."""
     kind, params = (
         Quantiles(levels=(0.1, 0.3, 0.5, 0.8)),
         params_of(Quantiles(levels=(0.1, 0.3, 0.5, 0.8)), 6),
@@ -125,7 +125,7 @@ def test_samples_fall_below_a_quantile_as_often_as_it_says(kind):
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
 def test_samples_are_finite_whatever_number_is_drawn(number, monkeypatch):
-    """The least and the greatest of float64, which in float32 would be 1."""
+    """The smallest and the largest number that float64 can draw; in float32 the latter would be 1."""
     monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, number, dtype=torch.float64))
     for kind in KINDS:
         assert kind.sample(params_of(kind, 5).float()).isfinite().all()

@@ -1,4 +1,4 @@
-"""Standardisation by the past: against a loop, in pieces, and where there is nothing to divide by."""
+"""Standardisation by the past: compared with a loop, in pieces, and with nothing to divide by."""
 
 import math
 
@@ -32,7 +32,7 @@ def test_means_and_deviations_are_those_of_a_loop():
             square = sum(w * (x - mean) ** 2 for w, x in zip(weights, past, strict=True)) / sum(weights)
             size = sum(w * abs(x) for w, x in zip(weights, past, strict=True)) / sum(weights)
             assert location[series, end].item() == pytest.approx(mean)
-            # A single value has no deviation but what is left of rounding.
+            # The deviation of a single value is rounding noise.
             expected = max(math.sqrt(square), FLATTEST * size)
             assert scale[series, end].item() == pytest.approx(expected, rel=1e-7)
 

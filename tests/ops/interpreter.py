@@ -1,4 +1,4 @@
-"""Tests of Triton kernels: Triton's interpreter where there is no GPU, and buffers full of NaN."""
+"""Tests of Triton kernels: Triton's interpreter if there is no GPU, and buffers full of NaN."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def filled_with_nan(*arguments, **options):
-    """`torch.empty`, with NaN in tensors of a floating type."""
+    """A `torch.empty` that fills floating-point tensors with NaN."""
     x = torch.empty(*arguments, **options)
     return x.fill_(torch.nan) if x.is_floating_point() else x
 
 
 class Patched:
-    """A module with some of its names replaced, for one that imports it."""
+    """A module with some of its names replaced, for code that imports it."""
 
     def __init__(self, module, **names):
         self.__dict__.update(module=module, names=names)
@@ -24,8 +24,8 @@ class Patched:
 
 @pytest.fixture(autouse=True)
 def patient_interpreter(monkeypatch):
-    """The interpreter prepares the language at every call of a jitted function: here once for each module. It
-    cuts float32 down to bfloat16, and asked to round it loses the carry; GPUs round, and so does PyTorch."""
+    """The interpreter sets up the language at every call of a jitted function: here once per module. It
+    truncates float32 to bfloat16, and its rounding mode loses the carry; GPUs round, and so does PyTorch."""
     if DEVICE == "cuda":
         return
     from triton.runtime import interpreter

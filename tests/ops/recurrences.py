@@ -1,4 +1,4 @@
-"""Recurrences with every rule and decay: what is drawn for them, the definition, and what is compared."""
+"""Recurrences with every rule and decay: random inputs, the definition, and the values to compare."""
 
 import torch
 from torch.nn import functional
@@ -52,12 +52,12 @@ def results(call, inputs):
 
 
 def of_repeated_heads(q, k, v, *others, heads):
-    """The definition, for which the fewer of q, k and v are repeated to so many heads."""
+    """The definition; those of q, k and v with fewer heads are repeated to `heads` of them."""
     return reference(*(x.repeat_interleave(max(1, heads // x.shape[2]), 2) for x in (q, k, v)), *others)
 
 
 def of_packed(*inputs, bounds):
-    """The definition of each sequence of a packed batch alone, one behind the other, and their states."""
+    """The definition for each sequence of a packed batch alone; outputs and states are concatenated."""
     *tokens, state = inputs
     found = [
         reference(*(None if x is None else x[:, i:j] for x in tokens), state[at : at + 1])

@@ -1,4 +1,4 @@
-"""The band: equal to the dense definition for any length, window, dilation and padding."""
+"""The band equals the dense definition for any length, window, dilation and padding."""
 
 import math
 
@@ -23,7 +23,7 @@ def draw(t, s=None, h=4, g=2, d=4, e=3, batch=2):
 
 
 def same(inputs, **options):
-    """Values and gradients of o and of the logsumexp are those of the definition."""
+    """Assert that values and gradients of o and of the logsumexp are those of the definition."""
     ours, expected = banded_attention(*inputs, **options), banded_attention_reference(*inputs, **options)
     assert_close(ours, expected, **EXACT)
     seen = expected.logsumexp.isfinite()
@@ -54,7 +54,7 @@ def test_equals_its_definition_over_many_blocks(before, after):
 
 @pytest.mark.parametrize("scores", [1, 40 * 144 * 3])
 def test_in_how_many_parts_the_blocks_come_changes_nothing(scores, monkeypatch):
-    """One block of one head at a time; three at a time, with a rest."""
+    """One block of one head at a time; three at a time, with a remainder."""
     monkeypatch.setattr(banded, "CACHED", scores)
     same(draw(300), before=60, after=20)
 
@@ -65,8 +65,8 @@ def test_equals_its_definition_with_a_dilation_for_each_head():
 
 
 def test_second_derivatives():
-    """Those of the definition; of what is linear in the outputs too, where they would be silently incomplete:
-    PyTorch notices a function of one derivative only by the gradient that comes in."""
+    """They equal those of the definition, also for a loss that is linear in the outputs, where they would be
+    silently incomplete: PyTorch detects a once-differentiable function only by the incoming gradient."""
     visible = torch.rand(1, 9, generator=torch.Generator().manual_seed(0)) > 0.3
     inputs, options = draw(7, 9, h=2, g=1, d=2, e=2, batch=1), {"before": 2, "after": 1, "visible": visible}
 
@@ -80,7 +80,7 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda v: ours(*(x.detach() for x in inputs[:2]), v)[0], inputs[2])
     found = []
     for attention in (banded_attention, banded_attention_reference):
-        y = attention(*inputs, **options).o + inputs[0].square()  # a part is not the band's
+        y = attention(*inputs, **options).o + inputs[0].square()  # one part that does not come from the band
         first = torch.autograd.grad(weighted(y), inputs, create_graph=True)
         found.append(gradients(torch.cat([g.flatten() for g in first]), inputs))
     assert_close(*found, **EXACT)
@@ -96,7 +96,7 @@ def test_nothing_to_do(batch, t, s):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
-    """Weights and the result are, each by at most half a unit in the last place of the largest value."""
+    """Only weights and the result are, each by at most half a unit in the last place of the largest value."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 100, 2, 64, generator=generator) * size for size in (6, 6, 1))
     exact = banded_attention_reference(*(x.to(dtype).double() for x in (q, k, v)), before=9, after=3).o
@@ -107,11 +107,11 @@ def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
 
 
 def test_weights_are_divided_before_they_meet_the_values():
-    """A sum of 512 values of 200 would pass the largest float16."""
+    """A sum of 512 values of 200 would exceed the largest float16."""
     q = torch.zeros(1, 600, 1, 4, dtype=torch.float16)
     v = torch.full_like(q, 200.0)
     o = banded_attention(q, q, v, before=511, after=0).o
-    # A weight is rounded, and then the sum.
+    # A weight is rounded first, and then the sum.
     assert_close(o, v.to(o.dtype), rtol=2 * torch.finfo(torch.float16).eps, atol=0)
 
 
@@ -128,7 +128,7 @@ def test_a_band_of_the_own_place_returns_the_values():
 
 
 def test_bands_join():
-    """Over any split of the keys."""
+    """For any split of the keys."""
     q, k, v = draw(90)
     behind = banded_attention(q, k, v, before=7, after=0)
     nothing = torch.zeros(2, 90, dtype=torch.bool)
@@ -194,7 +194,7 @@ def test_refuses_more_queries_than_keys():
 
 
 def test_no_array_is_longer_than_the_band():
-    """16,384 places, forward and backward."""
+    """16,384 positions, forward and backward."""
     inputs = [x.float().detach().requires_grad_() for x in draw(16_384, h=1, g=1, batch=1)]
     with Largest() as largest:
         gradients(banded_attention(*inputs, before=32, after=32).o, inputs)

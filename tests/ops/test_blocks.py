@@ -1,4 +1,4 @@
-"""Gathered blocks: equal to the dense definition for any lists, padding and sharing."""
+"""Gathered blocks equal the dense definition for any lists, padding and sharing."""
 
 import pytest
 import torch
@@ -24,14 +24,14 @@ def draw(n, m, h=4, g=2, d=4, e=3, batch=2):
 
 
 def lists(n, m, entries, batch=2, heads=2):
-    """Random ones; a block may be on a list twice, or a list be empty."""
+    """Random lists; one may hold a block twice, or be empty."""
     generator = torch.Generator().manual_seed(n + m)
     blocks = torch.randint(m, (batch, heads, n, entries), generator=generator)
     return blocks, torch.rand(blocks.shape, generator=generator) > 0.4
 
 
 def same(inputs, *where, **options):
-    """Values and gradients are those of the definition."""
+    """Assert that values and gradients are those of the definition."""
     ours = block_attention(*inputs, *where, block=BLOCK, **options)
     expected = block_attention_reference(*inputs, *where, block=BLOCK, **options)
     assert_close(ours, expected, **EXACT)
@@ -61,7 +61,7 @@ def test_lists_may_lie_in_any_order():
 
 @pytest.mark.parametrize(("batch", "heads"), [(1, 2), (2, 1), (1, 1)])
 def test_lists_may_be_shared(batch, heads):
-    """By the samples, by the heads: one list is as good as copies of it."""
+    """Across samples or heads: one shared list equals copies of it."""
     blocks, listed = lists(4, 5, 3)
     same(draw(4, 5), blocks[:batch, :heads], listed[:batch, :heads], own=torch.tensor([[1, 4, 0, 2]]))
     same(draw(4, 5), blocks, listed[:batch, :heads])
@@ -98,7 +98,7 @@ def test_nothing_to_do(batch, n, m):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_and_small_scores(causal):
-    """Scores of thousands, and all equal: what the definition gives, no NaN."""
+    """Scores in the thousands, and equal ones: the results are those of the definition, without NaN."""
     own = torch.arange(4)[None] if causal else None
     for size in (1e3, 0.0):
         inputs = [(x.detach() * size).requires_grad_() for x in draw(4, 4)[:2]] + draw(4, 4)[2:]
@@ -106,7 +106,7 @@ def test_large_and_small_scores(causal):
         expected = block_attention_reference(*inputs, *lists(4, 4, 3), block=BLOCK, own=own)
         assert_close(
             y, expected, rtol=1e-6, atol=1e-9
-        )  # a score of 1e6 has 1e-10 left, and so has its weight
+        )  # a score of 1e6 is accurate to 1e-10, and so is its weight
         assert all(g.isfinite().all() for g in gradients(y, inputs))
 
 
@@ -137,7 +137,7 @@ def test_ranks_differ_until_all_are_taken():
 
 
 def test_every_pair_of_ranks_is_as_likely():
-    """Of seeds, and of the rows of one seed: 20 ordered pairs out of 5, each within 4 sigma."""
+    """Over seeds, and over the rows of one seed: 20 ordered pairs of 5, each within 4 sigma."""
     generator, many = torch.Generator().manual_seed(0), 20_000
     for heads, rows in ((many, 1), (1, many)):
         seeds = torch.randint(2**32, (heads, 2), generator=generator)

@@ -25,7 +25,7 @@ def test_codes_tell_the_sides():
 
 
 def test_separate_groups_are_found():
-    """Three codes, each with at most one bit of 12 wrong, and every first centroid in another group."""
+    """Three codes, with at most one wrong bit of 12 each; every initial centroid is in another group."""
     base = codes(3)[:, :, torch.arange(30) // 10]
     noisy = base.clone()
     wrong = torch.arange(30) % 12
@@ -36,7 +36,7 @@ def test_separate_groups_are_found():
 
 
 def test_a_centroid_of_as_many_1_as_minus_1_is_1():
-    """The last two make (1, -1), which the second is nearest to; (-1, -1) would leave it to the first."""
+    """The last two give (1, -1), nearest to the second; with (-1, -1) the second would join the first."""
     given = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])[None, None]
     found = cluster(given, torch.zeros(1, 2, dtype=torch.int64), iterations=1)
     assert found.tolist() == [[[0, 1, 1]]]

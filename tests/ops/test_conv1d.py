@@ -181,7 +181,7 @@ def test_it_is_an_operator_of_pytorch():
     operator = torch.ops.lintra.causal_conv1d
     for arguments in ((bias, state, None), (None, state, None), (bias, state, mask)):
         torch.library.opcheck(operator, (x, weight, arguments[0], arguments[1], arguments[2], None, True))
-    torch.compiler.reset()  # what tests before have compiled would make sizes symbols
+    torch.compiler.reset()  # earlier compilations would turn sizes into symbols
     compiled = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager")
     inputs = [x, weight, bias, state]
     assert_close(results(compiled, inputs), results(partial(fast, impl="torch"), inputs))
@@ -210,7 +210,7 @@ def test_half_precision_in_and_out_is_rounded_once(impl, dtype):
     expected = results(reference, [y.detach().double().requires_grad_() for y in inputs])
     unit = torch.finfo(dtype).eps
     assert [y.dtype for y in found[:2]] == [dtype, torch.float32]
-    # y and the gradient of x have the dtype; the gradient of y, rounded too, reaches all others.
+    # y and the gradient of x have the dtype; the rounded gradient of y reaches all the others.
     for value, exact in zip(found, expected, strict=True):
         assert (value.double() - exact).abs().max() <= 2 * unit * exact.abs().max().clamp(min=1)
 

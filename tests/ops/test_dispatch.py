@@ -1,4 +1,4 @@
-"""Which implementation runs, and why not another: on GPUs this machine need not have."""
+"""Which implementation runs, and why another does not, for GPUs that this machine need not have."""
 
 import warnings
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def as_if(monkeypatch, *, triton="3.7.1", capability=(9, 0), hip=None):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """What is looked at of a float32 tensor [1 2 3 4] there."""
+    """The attributes of a float32 tensor [1 2 3 4] on a GPU that the dispatch reads."""
     monkeypatch.setattr(dispatch, "transformed", lambda x: False)
     return SimpleNamespace(
         is_cuda=True, device=torch.device("cuda", 0), dtype=torch.float32, shape=(1, 2, 3, 4), dim=lambda: 4
@@ -116,7 +116,7 @@ def test_interpreted_triton_is_never_chosen_by_itself(monkeypatch):
 
 
 def test_what_is_negated_lazily_has_its_sign():
-    """PyTorch's dispatcher resolves it, which kernels alone would not."""
+    """PyTorch's dispatcher resolves the negation; kernels alone would not."""
     torch.manual_seed(0)
     negated = torch.complex(torch.zeros(1, 6, 2), torch.rand(1, 6, 2)).conj().imag
     assert negated.is_neg()

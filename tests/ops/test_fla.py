@@ -1,6 +1,6 @@
-"""Ours beside the oracles of flash-linear-attention (FLA), recurrences in plain PyTorch and float32.
+"""The ops compared with the oracles of flash-linear-attention (FLA): plain PyTorch in float32.
 
-They are read from their files: the package around them is made for GPUs.
+They are read from their files, since the package around them requires a GPU.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ except PackageNotFoundError:
     pytest.skip("fla-core is not installed (pip install -e '.[dev]')", allow_module_level=True)
 
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 50 tokens
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 50 tokens
 
 
 @cache
@@ -44,7 +44,7 @@ def draw(g=2, values=2, t=50, d=8, e=12):
 
 
 def heads_first(function):
-    """Of tensors [b h t ...], as one of [b t h ...]."""
+    """Turn a function of tensors [b h t ...] into one of [b t h ...]."""
     return lambda *x, **options: function(*(each.transpose(1, 2) for each in x), **options)
 
 

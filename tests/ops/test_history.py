@@ -1,4 +1,4 @@
-"""What stood earlier, by the definition: one sequence at a time, real tokens only."""
+"""Earlier tokens, by the definition: one sequence at a time, real tokens only."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ EMPTY = -7
 
 
 def by_definition(line, places):
-    """line: all real tokens so far; those that stood so many places before each of them."""
+    """line: all real tokens so far. Returns the tokens that many places before each of them."""
     padded = [EMPTY] * max(places) + list(line)
     return [[padded[max(places) + i - place] for place in places] for i in range(len(line))]
 

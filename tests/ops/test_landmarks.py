@@ -1,4 +1,4 @@
-"""Segments of any length, and the inverse that needs products alone."""
+"""Segments of any length, and the inverse that needs only products."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_segments_are_even_and_none_is_empty(mask, count):
     assert (index.diff() >= 0).all()
     assert index.tolist() == [p * min(count, n) // n for p in range(n)]
     assert n == 0 or 0 < sizes.min() >= sizes.max() - 1
-    assert segments.index.min() >= 0  # padded places too, so that they can be an index
+    assert segments.index.min() >= 0  # padded places too, so that they are valid indices
 
 
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=30), count=st.integers(1, 12))
@@ -74,15 +74,15 @@ def test_each_token_gets_what_its_segment_has():
 
 @pytest.mark.parametrize("shape", [(8, 8), (3, 5), (5, 3), (1, 4), (4, 1)])
 def test_the_iteration_ends_at_the_pseudo_inverse(shape):
-    """In float64 30 iterations are more than the condition of these matrices needs."""
+    """In float64, 30 iterations are more than enough for the condition of these matrices."""
     a = attention_matrix(2, 3, *shape)
     assert_close(iterative_inverse(a, 30), torch.linalg.pinv(a), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("time", [64, 128, 1024, 4096])
 def test_six_iterations_leave_some_percent(time):
-    """Of the attention among 64 landmarks without structure, the means of one token or of many; ten leave
-    less than one, and the inverse is not reached by far."""
+    """For the attention among 64 unstructured landmarks, which are means of one token or of many. Ten
+    iterations leave less than one percent, still far from the inverse."""
     q, k = (segment_means(draw(1, time, 64, seed=seed), 64) for seed in (0, 1))
     a = (q @ k.mT / 8).softmax(-1)
     z = {n: iterative_inverse(a, n) for n in (6, 10, 25)}
@@ -94,7 +94,7 @@ def test_six_iterations_leave_some_percent(time):
 
 
 def test_an_iteration_does_what_is_said_of_eigenvalues():
-    """1 - r becomes 1 - r^3 (3 + r) / 4, which begins as 13/4 of 1 - r."""
+    """1 - r becomes 1 - r^3 (3 + r) / 4; where 1 - r is small, that is 13/4 of it."""
     a = torch.diag(torch.tensor([1.0, 0.5, 1e-6], dtype=torch.float64))
     r = 1 - torch.diagonal(a @ iterative_inverse(a, 0))
     after = 1 - torch.diagonal(a @ iterative_inverse(a, 1))
@@ -103,7 +103,7 @@ def test_an_iteration_does_what_is_said_of_eigenvalues():
 
 
 def test_where_iterations_begin():
-    """By each matrix alone, or by the largest norm of a sample's heads, which is that of one of them."""
+    """By each matrix's own norm, or by the largest among a sample's heads, which is that of one head."""
     a = attention_matrix(2, 3, 6, 6)
     alone, together = iterative_inverse(a, 2), iterative_inverse(a, 2, alone=False)
     heads = a.sum(-2).amax(-1).argmax(1)
@@ -115,7 +115,7 @@ def test_where_iterations_begin():
 
 
 def test_zero_rows_and_columns_stay_apart():
-    """The inverse of blocks is the blocks' inverse, values and gradients, for both ways."""
+    """For both methods, the inverse of a padded matrix is the padded inverse: values and gradients."""
     small = attention_matrix(2, 3, 4).requires_grad_()
     for inverse in (lambda a: iterative_inverse(a, 6), exact_inverse):
         z = inverse(torch.nn.functional.pad(small, (0, 3, 0, 2)))
@@ -129,12 +129,12 @@ def test_zero_rows_and_columns_stay_apart():
 
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, 2), (torch.float64, 4)])
 def test_small_singular_values_are_cut_off(dtype, kept):
-    """The inverse of what is left; the gradient takes what is cut off for 0."""
+    """The inverse is that of the remaining part; for the gradient, the rest is 0."""
     u, _, v = torch.linalg.svd(draw(5, 5))
     sizes = torch.tensor([2.0, 4e-3, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
     a = (u @ sizes.diag() @ v).to(dtype)
     inverted = torch.where(torch.arange(5) < kept, 1 / sizes, 0.0)
-    # What is off in the smallest that is kept is multiplied by its inverse, twice.
+    # An error in the smallest value that is kept is multiplied by its inverse, twice.
     error = torch.finfo(dtype).eps / sizes[kept - 1] ** 2
     expected = v.mT @ inverted.diag() @ u.mT
     assert (exact_inverse(a[None])[0] - expected).abs().max() < 4 * error
@@ -150,7 +150,7 @@ def test_gradients_are_those_of_finite_differences(inverse):
 
 @pytest.mark.parametrize("inverse", [lambda a: iterative_inverse(a, 6), exact_inverse])
 def test_defect_03_a_matrix_does_not_see_the_others(inverse):
-    """Norms taken over the batch would scale every first guess by the largest matrix there is."""
+    """Norms over the whole batch would scale every first guess by the largest matrix in it."""
     a = attention_matrix(4, 5, 5)
     alone = inverse(a[:1])
     for neighbour in (1e6, 1e-6, torch.nan, torch.inf):
@@ -161,7 +161,7 @@ def test_defect_03_a_matrix_does_not_see_the_others(inverse):
 
 
 def test_equal_rows_do_not_overflow():
-    """A matrix of rank one, in float32, with more iterations than anyone needs."""
+    """A matrix of rank one, in float32, with more iterations than necessary."""
     a = torch.full((1, 64, 64), 1 / 64).requires_grad_()
     z = iterative_inverse(a, 30)
     assert_close(a @ z @ a, a, rtol=1e-4, atol=1e-6)  # float32

@@ -1,5 +1,5 @@
-"""Packed sequences: the row and the padded form are each other's inverse, and each sequence gives what it
-gives alone; what is refused."""
+"""Packed sequences: packing and padding are inverses of each other, and each sequence gives the same as
+alone; what is refused."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def pieces(lengths):
 
 
 def layout(lengths, dtype=torch.int64):
-    """Of sequences of these lengths, packed."""
+    """The layout of packed sequences of these lengths."""
     return Layout(1, sum(lengths), torch.device("cpu"), cu_seqlens=places(lengths, dtype))
 
 
@@ -46,7 +46,7 @@ def layout(lengths, dtype=torch.int64):
 @settings(max_examples=40)
 @given(lengths=LENGTHS)
 def test_padded_and_packed_again_is_the_same(make, lengths):
-    """Values and gradients; the padding is 0 and passes nothing; every sequence is in its group."""
+    """Values and gradients; padding is 0 and passes no gradient; every sequence is in its group."""
     time = sum(lengths)
     x = torch.randn(1, time, 2, 3, dtype=torch.float64, requires_grad=True)
     packed = make(layout(lengths))
@@ -73,7 +73,7 @@ def test_buckets_waste_no_more_than_there_is(lengths):
 
 @given(rows=st.lists(LENGTHS.map(lambda x: [max(n, 1) for n in x]), min_size=1, max_size=3))
 def test_bounds_are_where_numbers_change_and_rows_end(rows):
-    """Whatever the numbers are, equal ones at the end of a row and the beginning of the next included."""
+    """For any numbers, even if one row ends with the number that the next begins with."""
     time = max(map(sum, rows))
     rows = [[*row, time - sum(row)] if sum(row) < time else row for row in rows]
     number = torch.stack([(torch.arange(len(row)) % 2).repeat_interleave(torch.tensor(row)) for row in rows])
@@ -103,14 +103,14 @@ def test_a_layout_of_another_batch_is_refused():
 
 
 def test_a_mask_beside_a_layout_is_refused():
-    """As beside cu_seqlens: the layout already says where the tokens are."""
+    """Just as a mask beside cu_seqlens is: the layout already says where the tokens are."""
     mask = torch.ones(1, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match="cu_seqlens and mask exclude each other"):
         Layout.of("x", torch.zeros(1, 5), mask, layout([2, 3]))
 
 
 def alone(arguments, lengths, **options):
-    """Each sequence by itself through the definition, results and states one behind the other."""
+    """Each sequence alone, by the definition; results and states are concatenated."""
     found = []
     for i, piece in enumerate(pieces(lengths)):
         one = {name: x[:, piece] for name, x in arguments.items() if name != "state"}
@@ -141,7 +141,7 @@ def gradients(outputs, arguments):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_packed_is_each_sequence_alone(impl, data):
-    """Values, states and all gradients, over lengths, modes, decay, states, grouped heads and threads."""
+    """Values, states and all gradients, over lengths, modes, decays, states, grouped heads and threads."""
     choose = data.draw
     lengths, g = choose(LENGTHS, label="lengths"), choose(st.integers(1, 3), label="g")
     causal = choose(st.booleans(), label="causal")
@@ -171,7 +171,7 @@ def test_packed_is_each_sequence_alone(impl, data):
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 @pytest.mark.parametrize("lengths", [[900, 3, 0, 400], [1500], [0, 0], [1] * 20])
 def test_threads_share_sequences(threads, lengths):
-    """More work than one thread is given, for any number of them: sequences and heads, or one cut in time."""
+    """More work than for one thread, for any number of threads: split by sequences and heads, or in time."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -229,7 +229,7 @@ def test_native_is_an_operator_that_pytorch_accepts():
 
 @needs_native
 def test_native_never_reads_beyond_the_row():
-    """A compiled graph does not look at the values; the library does."""
+    """A compiled graph does not check the values; the library does."""
     x = torch.rand(1, 4, 1, 2)
     for wrong in ([1, 4], [0, 5], [0, 3], [0, 3, 2, 4], [0, -1, 4]):
         with pytest.raises(RuntimeError, match="refused the call"):
@@ -263,7 +263,7 @@ print("same")
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("impl", COMPILED)
 def test_torch_compile_keeps_it_in_one_graph(impl, compiler):
-    """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
+    """fullgraph=True raises at a graph break. In a separate process, since the compiler gives warnings."""
     script = SCRIPT.format(impl=impl, compiler=compiler)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr

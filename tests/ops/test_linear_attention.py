@@ -1,4 +1,4 @@
-"""The sum: every implementation is the definition, in values and gradients; what it refuses."""
+"""The sum: every implementation equals the definition, in values and gradients; what it refuses."""
 
 import subprocess
 import sys
@@ -13,15 +13,15 @@ from lintra import native
 from lintra.ops import LinearState, linear_attention
 
 FAST = ["torch", *(["native"] if native.available() else [])]
-# The second writes C++ and compiles that too, which takes minutes for a sum in chunks.
+# The second generates C++ and compiles it, which takes minutes for a sum in chunks.
 COMPILED = [x if x == "native" else pytest.param(x, marks=pytest.mark.slow) for x in FAST]
 COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no native library: {native.why_not()}")
-EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64; sums of about 1e2 terms taken in another order
+EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64; sums of about 1e2 terms in another order
 
 
 def draw(b=2, t=9, s=None, h=4, g=2, f=5, e=3, *, decay=True, state=True, dtype=torch.float64, seed=0):
-    """Arguments of one call, all differentiable."""
+    """The arguments of one call, all differentiable."""
     generator = torch.Generator().manual_seed(seed)
     s = t if s is None else s
 
@@ -51,7 +51,7 @@ def flat(arguments):
 
 
 def uneven(*outputs):
-    """A sum with another weight for every number."""
+    """A sum with a different weight for every number."""
     weights = (torch.arange(1, x.numel() + 1, device=x.device).reshape(x.shape).sin() for x in outputs)
     return sum((x * weight).sum() for x, weight in zip(outputs, weights, strict=True))
 
@@ -69,7 +69,7 @@ def results(arguments, **options):
 @settings(max_examples=60)
 @given(data=st.data())
 def test_every_implementation_is_the_definition(impl, data):
-    """Over shapes, options, masks, decay and states; strides too."""
+    """Over shapes, options, masks, decays and states, and with unusual strides."""
     choose = data.draw
     g = choose(st.integers(1, 3), label="g")
     causal = choose(st.booleans(), label="causal")
@@ -157,7 +157,7 @@ def test_second_derivatives_of_native_are_refused():
 
 @pytest.mark.parametrize("impl", ["auto", "torch"])
 def test_transforms_of_torch_func(impl):
-    """vmap, forward-mode and reverse-mode: "auto" takes the implementation that has them."""
+    """vmap, forward mode and reverse mode: "auto" selects an implementation that supports them."""
     each = [draw(seed=i) for i in range(3)]
     names = ("q", "k", "v", "log_decay")
     stacked = [torch.stack([x[n].detach() for x in each]) for n in names]
@@ -194,7 +194,7 @@ def test_transforms_of_native_are_refused():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("token", [2, 7, 16, 19])
 def test_what_is_broken_stays_broken_and_in_its_future(impl, bad, token):
-    """NaN and inf in a real token reach all later outputs; with the native kernels none of the earlier."""
+    """NaN and inf in a real token reach all later outputs and, with the native kernels, no earlier one."""
     if impl == "native" and not native.available():
         pytest.skip(f"no native library: {native.why_not()}")
     for name in "kv":
@@ -225,7 +225,7 @@ def test_meta_tensors_have_shapes(impl):
 
 
 def accepted(forward, name="linear_attention"):
-    """PyTorch's own checks of the operator of that name, called with `forward`, and of its backward."""
+    """Run PyTorch's checks of the operator of that name, called with `forward`, and of its backward."""
     operator, backward_operator = (getattr(torch.ops.lintra, n) for n in (name, f"{name}_backward"))
     torch.library.opcheck(operator.default, forward)
     y, kv, z, denominator = operator(*forward)
@@ -260,7 +260,7 @@ def test_opcheck(causal):
 
 @pytest.mark.parametrize("impl", FAST)
 def test_half_precision_in_and_out(impl):
-    """16 bits in, 32 inside: off by the rounding of inputs and output, no more."""
+    """16-bit inputs and 32-bit sums: the only error is the rounding of inputs and output."""
     for dtype, unit in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
         arguments = draw(t=70, dtype=dtype)
         exact = {
@@ -271,7 +271,7 @@ def test_half_precision_in_and_out(impl):
         expected, exact_state = linear_attention(**exact, feature_map="elu+1", impl="reference")
         assert y.dtype == dtype
         assert state.kv.dtype == torch.float32
-        # Half a unit for the rounding of y; inputs are the same numbers on both sides.
+        # Half a unit for the rounding of y; both sides have the same inputs.
         assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-5).all()
         assert_close(state.kv.double(), exact_state.kv, rtol=1e-4, atol=1e-4)
 
@@ -303,7 +303,7 @@ def test_no_denominator_gives_zero_without_a_nan():
 
 @pytest.mark.parametrize("impl", FAST)
 def test_65_536_tokens_of_equal_keys_still_count(impl):
-    """A sum in 16 bits would stall at 256 equal terms; the denominator must keep counting."""
+    """A 16-bit sum would stall at 256 equal terms; the denominator must keep counting."""
     ones = torch.ones(1, 65_536, 1, 1, dtype=torch.bfloat16)
     _, state = linear_attention(ones, ones, ones, impl=impl)
     assert state.z.item() == 65_536
@@ -313,7 +313,7 @@ def test_65_536_tokens_of_equal_keys_still_count(impl):
 @pytest.mark.parametrize("impl", ["reference", *FAST])
 @pytest.mark.parametrize("decay", [-1e4, -1e9, -1e30])
 def test_decays_keep_their_digits_beside_one_that_leaves_nothing(impl, decay):
-    """A token that wipes the state: what follows is as exact in float32 as if it began there."""
+    """After a token that wipes the state, float32 is as exact as if the sequence began there."""
     exact, single = (forgetful(decay, dtype) for dtype in (torch.float64, torch.float32))
     for e, x in zip(results(exact, impl="reference"), results(single, impl=impl), strict=True):
         assert_close(x.double(), e, rtol=0, atol=1e-4 * float(e.abs().max()))  # hundreds of roundings
@@ -321,8 +321,8 @@ def test_decays_keep_their_digits_beside_one_that_leaves_nothing(impl, decay):
 
 @pytest.mark.parametrize("impl", FAST)
 def test_gradients_of_decays_are_as_exact_far_from_the_end(impl):
-    """Late roundings do not add up in the gradients of all earlier tokens, which a parameter that tokens
-    share would sum: those of 8,000 tokens are off by no more than those of a few, 16 roundings on average."""
+    """Late roundings do not accumulate in the gradients of all earlier tokens, which a shared parameter would
+    sum: with 8,000 tokens the error is no larger than with a few, 16 roundings on average."""
     assert shift_of_decay_gradients(8000, impl=impl) < 16 * 2**-23
 
 
@@ -385,7 +385,7 @@ print("same")
 
 
 def test_compiling_may_be_the_first_use():
-    """The native library is loaded by then: a tracer cannot follow that."""
+    """The compiled call loads the native library, which a tracer cannot follow."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_USE], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
 
@@ -393,7 +393,7 @@ def test_compiling_may_be_the_first_use():
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("impl", COMPILED)
 def test_torch_compile_keeps_it_in_one_graph(impl, compiler):
-    """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
+    """fullgraph=True raises at a graph break. In a separate process, since the compiler gives warnings."""
     script = SCRIPT.format(impl=impl, compiler=compiler)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr

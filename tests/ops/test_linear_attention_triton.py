@@ -1,5 +1,5 @@
-"""The Triton kernels are the definition, in values and gradients: on a GPU where there is one, else under
-Triton's interpreter, on the CPU. Buffers are full of NaN before, so that what is not written shows."""
+"""The Triton kernels equal the definition, in values and gradients: on a GPU if there is one, otherwise in
+Triton's interpreter, on the CPU. Buffers are filled with NaN first, so that unwritten elements show."""
 
 import pytest
 import torch
@@ -27,20 +27,20 @@ WHY_NOT = dispatch._no_gpu_kernels(torch.device("cuda"))
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-C = 16  # tokens to a chunk here: few tokens make many chunks
+C = 16  # tokens per chunk here: few tokens then make many chunks
 LENGTHS = [1, C - 1, C, C + 1, 3 * C + 5]
 FLOAT32 = 2.0**-23
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """What the kernels are given to write into is NaN."""
+    """The buffers that the kernels write to are filled with NaN."""
     monkeypatch.setattr(linear_attention_triton, "torch", Patched(torch, empty=filled_with_nan))
 
 
 @pytest.fixture
 def cut(monkeypatch):
-    """How work is cut: tokens to a chunk, the widest tile, how many programs are wanted."""
+    """Set how the work is cut: tokens per chunk, the widest tile, the number of programs wanted."""
 
     def set_it(widest=64, programs=4, chunk=C):
         cut_like(monkeypatch, widest, programs, chunk)
@@ -56,7 +56,7 @@ def cut_like(patch, widest, programs, chunk=C):
 
 
 def moved(arguments, dtype=torch.float32):
-    """The same arguments on the device of the kernels, q, k and v in `dtype`, all others in float32."""
+    """The same arguments on the device of the kernels: q, k and v in `dtype`, all others in float32."""
 
     def move(name, x):
         kind = dtype if name in ("q", "k", "v") else torch.float32
@@ -79,12 +79,12 @@ def exactly(arguments):
 
 
 def close(found, formula, expected, names):
-    """Off by at most twice the error of the same formula in the same precision, and 4 roundings of the
-    largest number: of few numbers that error may be 0 by luck. With decays, by 64 roundings more: what is
-    left between two tokens, exp(-x), is the difference of two sums here, with as many roundings as x, about
-    30, has units, where chunked PyTorch sums up each by itself; and the gradient of log_decay is a difference
-    of two sums over a span, each as large as the gradient of log_input, whose roundings stay where the sums
-    cancel. On a GPU exp and division are off by up to two units each: there by twice as much."""
+    """The error is at most twice that of the same formula in the same precision, plus 4 roundings of the
+    largest number: over few numbers the former may be 0 by luck. With decays, 64 roundings are added: the
+    decay between two tokens, exp(-x), comes from the difference of two sums, with as many roundings as x,
+    about 30, has units, while chunked PyTorch sums each span separately; and the gradient of log_decay is
+    the difference of two sums over a span, each as large as the gradient of log_input, whose roundings
+    remain where the sums cancel. On a GPU exp and division are off by up to two units: twice the bound."""
     roundings = (64 if "log_decay" in names else 4) * (4 if DEVICE == "cuda" else 1)
     largest = {
         name: float(e.detach().abs().max()) for name, e in zip(names, expected, strict=True) if e.numel()
@@ -100,7 +100,7 @@ def close(found, formula, expected, names):
 
 
 def agrees(arguments, **options):
-    """`arguments` of any precision through the kernels, chunked PyTorch, and in float64 the definition."""
+    """`arguments` in any precision: the kernels, chunked PyTorch and, in float64, the definition."""
     placed = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     found = results(arguments, impl="triton", **placed)
     formula = results(arguments, impl="torch", chunk=C, **placed)
@@ -118,7 +118,7 @@ SMALL = {"b": 1, "h": 2, "g": 1}
 
 @pytest.mark.parametrize("time", LENGTHS)
 def test_tails(cut, time):
-    """Around the length of a chunk, and several chunks in spans of one."""
+    """Around the length of a chunk, and several chunks with one chunk per span."""
     cut(programs=100)
     agrees(moved(draw(**SMALL, t=time)), feature_map="elu+1", eps=1e-2)
 
@@ -148,14 +148,14 @@ def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("feature_map", ["elu+1", "relu", "exp"])
 def test_sixteen_bits(cut, dtype, feature_map):
-    """y: twice the error of float32 sums, half a unit of y in it. States and gradients: twice that of the
-    definition computed in 16 bits: products hold no fewer, and the gradients see y as it was rounded."""
+    """y: twice the error of float32 sums, and half a unit of y. States and gradients: twice the error of the
+    definition in 16 bits: the products have no fewer bits, and the gradients see the rounded y."""
     sixteen_bits(moved(draw(**SMALL, t=C + 3, decay=False), dtype), feature_map)
 
 
 @pytest.mark.parametrize("decay", [False, True])
 def test_sixteen_bits_in_full_blocks(cut, decay):
-    """Heads of 64, and spans of several chunks through which the state stays where it is."""
+    """Heads of 64, and spans of several chunks that keep the state in place."""
     cut(widest=64, programs=1, chunk=64)
     sixteen_bits(moved(draw(**SMALL, t=200, f=64, e=64, decay=decay), torch.float16), "relu")
 
@@ -170,7 +170,7 @@ def sixteen_bits(arguments, feature_map):
 
 
 def textbook(arguments, *, feature_map, eps):
-    """The states and gradients of the definition, every number of it of v's dtype."""
+    """The states and gradients of the definition, with every number in the dtype of v."""
     dtype = arguments["v"].dtype
     q, k = (apply_feature_map(feature_map, arguments[name]) for name in "qk")
     state = LinearState(*(x.to(dtype) for x in arguments["state"]))
@@ -184,7 +184,7 @@ def textbook(arguments, *, feature_map, eps):
 @pytest.mark.parametrize("programs", [1, 100])
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_is_each_sequence_alone(cut, programs, causal):
-    """With the longest in several spans, one without tokens, and one of a single token."""
+    """The longest sequence takes several spans, one has no tokens, and one has a single token."""
     cut(programs=programs)
     packed_agrees([C, 0, 1, 2 * C + 5], causal=causal)
 
@@ -204,7 +204,7 @@ def packed_agrees(lengths, *, causal, **options):
 
 
 def test_steps_are_the_whole(cut):
-    """Token by token, in one launch each, from a state and with padding."""
+    """Token by token, with one launch each, from a state and with padding."""
     arguments = moved(draw(b=2, h=4, g=2, t=3))
     mask = torch.tensor([[True, False, True], [True, True, True]], device=DEVICE)
     options = {"feature_map": "elu+1", "impl": "triton"}
@@ -215,7 +215,7 @@ def test_steps_are_the_whole(cut):
             one = {name: x[:, i : i + 1] for name, x in arguments.items()}
             y, state = linear_attention(**one, state=state, mask=mask[:, i : i + 1], **options)
             ys.append(y)
-    # Two orders of a sum of three terms and a state.
+    # A sum of three terms and a state, in two orders.
     for a, b in ((torch.cat(ys, 1), expected), (state.kv, final.kv), (state.z, final.z)):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     assert (ys[1][0] == 0).all()
@@ -224,7 +224,7 @@ def test_steps_are_the_whole(cut):
 @pytest.mark.parametrize(("widest", "dtype"), [(64, torch.float32), (16, torch.bfloat16)])
 @pytest.mark.parametrize("decay", [False, True])
 def test_a_step_rounds_the_kv_it_keeps_once(cut, widest, dtype, decay):
-    """From kv in bfloat16: what comes of the same numbers in float32, but for the kv that is rounded."""
+    """From a kv in bfloat16: the results are those of float32, except for the rounded kv."""
     cut(widest=widest)
     arguments = moved(draw(b=2, h=4, g=2, t=1, f=20, e=18, decay=decay), dtype)
     options = {"feature_map": "elu+1", "impl": "triton"}
@@ -241,7 +241,7 @@ def test_a_step_rounds_the_kv_it_keeps_once(cut, widest, dtype, decay):
 
 @pytest.mark.parametrize(("t", "causal"), [(1, True), (C + 3, True), (C + 3, False)])
 def test_a_kv_in_bfloat16_is_that_in_float32_rounded_once(cut, t, causal):
-    """What comes of it, and its gradient; all else is the same to the last bit."""
+    """Only kv and its gradient are rounded; all else is the same to the last bit."""
     arguments = moved(draw(**SMALL, t=t, decay=causal))
     options = {"feature_map": "elu+1", "eps": 1e-2, "causal": causal, "impl": "triton"}
 
@@ -258,11 +258,11 @@ def test_a_kv_in_bfloat16_is_that_in_float32_rounded_once(cut, t, causal):
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(kept, wide, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # from NumPy, in the interpreter
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_what_is_broken_stays_broken_and_in_its_future(cut, name, bad):
-    """All later tokens, none of the chunks before; of packed sequences, none of another."""
+    """It reaches all later tokens, no earlier chunk and, if packed, no other sequence."""
     token = C + 2
     given = draw(**SMALL, t=2 * C, decay=False, state=False)
     arguments = {n: x.detach().abs().float().to(DEVICE) for n, x in given.items()}
@@ -302,7 +302,7 @@ def test_decays_keep_their_digits_beside_those_that_leave_nothing(cut, at):
 
 @pytest.mark.parametrize("lengths", [[], [C - 3, 8]])
 def test_rows_of_no_packed_sequence_are_zero(cut, lengths):
-    """On a GPU nobody reads `cu_seqlens` to refuse such a row: a batch of one shape may end in such rows."""
+    """On a GPU, `cu_seqlens` is not read to refuse such rows: batches of a fixed shape may end in them."""
     x = moved(draw(**SMALL, t=3 * C))
     q, k, v, log_decay, log_input = (
         x[name].detach()[:1] for name in ("q", "k", "v", "log_decay", "log_input")
@@ -332,7 +332,7 @@ def test_padding_is_zero_behind_a_state_that_is_not_a_number(cut):
 
 @pytest.mark.slow
 def test_gradients_of_decays_are_as_exact_far_from_the_end(cut):
-    """For fewer tokens than the other implementations, in spans of a chunk: the interpreter is slow."""
+    """Fewer tokens than for the other implementations, in spans of one chunk: the interpreter is slow."""
     cut(programs=100)
     assert shift_of_decay_gradients(1000, DEVICE, impl="triton") < 16 * FLOAT32
 
@@ -347,7 +347,7 @@ def test_no_denominator_gives_zero_without_a_nan(cut):
 
 
 def test_nothing_to_do(cut):
-    """No tokens, no sequences, no samples: the state as it was, outputs of that shape."""
+    """No tokens, no sequences, no samples: the state is unchanged, and outputs have the right shape."""
     for b, time in ((2, 0), (0, 3)):
         arguments = moved(draw(b=b, t=time, h=2, g=1))
         y, state = linear_attention(**arguments, impl="triton")
@@ -392,7 +392,7 @@ def test_what_it_refuses():
 @settings(max_examples=40)
 @given(data=st.data())
 def test_every_shape_and_option(data):
-    """The grid the other implementations are tested on, with the work cut in every way."""
+    """The grid on which the other implementations are tested, with the work cut in every way."""
     choose = data.draw
     causal = choose(st.booleans(), label="causal")
     time = choose(st.sampled_from([0, 1, 2, *LENGTHS]), label="t")
@@ -414,7 +414,7 @@ def test_every_shape_and_option(data):
         "feature_map": choose(st.sampled_from(["elu+1", "relu", "exp"]), label="feature_map"),
         "eps": 1e-2,
     }
-    # y of one key or feature hardly depends on q: its gradients are what is left of terms that cancel.
+    # With one key or feature, y hardly depends on q: its gradients are the remainder of terms that cancel.
     assume(not (options["normalize"] and 1 in (sizes["s"], sizes["f"])))
     if choose(st.booleans(), label="mask"):
         options["mask"] = torch.rand(sizes["b"], sizes["s"], generator=torch.Generator().manual_seed(7)) > 0.3
@@ -440,5 +440,5 @@ def test_packed_lengths(cut, lengths, causal, normalize):
 @pytest.mark.slow  # a minute in the interpreter
 @pytest.mark.parametrize(("f", "e"), [(576, 64), (96, 256), (64, 64), (128, 128)])
 def test_wide(f, e):
-    """Tiles of the real sizes, chunks of the real length."""
+    """Tiles of the actual sizes, chunks of the actual length."""
     agrees(moved(draw(b=1, h=1, g=1, t=70, f=f, e=e)), feature_map="elu+1", eps=1e-2)

@@ -60,7 +60,7 @@ def test_equals_its_reference(pattern, rounds):
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_pairs_may_be_forbidden(pattern):
-    """By a matrix; a token that may not see even itself gets 0, and no gradient comes from what is hidden."""
+    """By a matrix; a token that may not even see itself gets 0, and hidden tokens get no gradient."""
     for time in (1, pattern.chunk + 1, 23):
         u, v, bucket = draw(time, 2)
         generator = torch.Generator().manual_seed(time)
@@ -111,7 +111,7 @@ def test_sorting_and_back_is_the_identity():
 
 
 def test_no_key_is_seen_twice_where_there_are_few_chunks():
-    """A window of five chunks over three of them is the softmax over everything else."""
+    """A window of five chunks over three of them is the softmax over all other tokens."""
     u, v, bucket = draw(10, 1)
     pattern = Pattern(causal=False, chunk=4, look_back=3, look_ahead=1)
     scores = torch.einsum("bthd,bshd->bhts", u, unit(u))
@@ -122,7 +122,7 @@ def test_no_key_is_seen_twice_where_there_are_few_chunks():
 
 
 def test_the_first_chunk_looks_back_at_the_last_of_its_own_round():
-    """Not at another round's, and not at one of padding."""
+    """Not at that of another round, nor at one of padding."""
     u, v, _ = draw(8, 1)
     bucket = torch.arange(8)[None, :, None, None].expand(2, 8, 3, 1)
     mask = torch.arange(8) < torch.tensor([[8], [5]])
@@ -144,7 +144,7 @@ def rotations(level: int, dim: int = 16, rounds: int = 1, seed: int = 0) -> Tens
 
 @pytest.mark.parametrize("level", [1, 3, 6, 7, 12, 14])
 def test_a_hash_looks_at_the_direction(level):
-    """h(c x) = h(x), and -x is half of the buckets further in each of the hashes."""
+    """h(c x) = h(x), and -x is half of the buckets away in each of the hashes."""
     x = torch.randn(1, 50, 2, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     r = rotations(level)
     ids = buckets(x, r, [level]).long()
@@ -174,7 +174,7 @@ def test_zeros_have_a_bucket():
 
 
 def test_the_nearer_two_vectors_are_the_more_often_they_meet():
-    """2,000 pairs in 64 rounds: the rate's standard deviation is below 0.002, the steps above 0.02."""
+    """2,000 pairs in 64 rounds: the standard deviation of a rate is below 0.002, the steps are above 0.02."""
     generator = torch.Generator().manual_seed(0)
     r = rotations(3, rounds=64)
     x, other = torch.randn(2, 1, 2_000, 2, 16, generator=generator, dtype=torch.float64)

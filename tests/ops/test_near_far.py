@@ -1,4 +1,4 @@
-"""Near and far: weights in a band, a running sum beyond, against every weight written out."""
+"""Near and far: weights in a band, a running sum beyond it, compared with every weight written out."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from lintra.testing.laws import EXACT, gradients
 
 
 def draw(time, window, causal, rank):
-    """k, v and what is learned: a table, or two matrices."""
+    """k, v and the learned weights: a table, or two matrices."""
     generator = torch.Generator().manual_seed(time)
     shapes = [(2, time, 2, 3)] * 2
     shapes += [(time, window if causal else 2 * window - 1)] if rank is None else [(time, rank)] * 2
@@ -54,7 +54,7 @@ def test_is_the_definition(time, window, causal, rank, some):
 
 @pytest.mark.parametrize("rank", [None, 2])
 def test_defect_17_keys_that_jump_within_a_block(rank):
-    """A product of exp(k) with the inverse of exp(highest) would be 0 times inf in the middle of a block."""
+    """exp(k) times the inverse of exp(highest) would be 0 times inf in the middle of a block."""
     k, v, *learned = (x.detach().float() for x in draw(32, 8, True, rank))
     k[:, 3] += 150
     k[:, 5] += 400
@@ -70,8 +70,8 @@ def test_defect_17_keys_that_jump_within_a_block(rank):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("weight", [-300.0, 300.0])
 def test_weights_that_float32_has_no_exponential_of(weight, causal, rank):
-    """All alike they cancel where no key is beyond the window; those of places before the first token and
-    behind the last have no say."""
+    """If all are equal they cancel where no key is beyond the window; those of places before the first token
+    and after the last have no effect."""
     k, v, *learned = (x.detach().float() for x in draw(9, 50, causal, rank))
     if rank is None:
         here = torch.arange(9)[:, None] - 49 + torch.arange(learned[0].shape[1])

@@ -1,4 +1,4 @@
-"""Padding moved behind the real tokens: by counting, what sorting gives."""
+"""Padding is moved after the real tokens by counting, as it would be by sorting."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random features: what their rows are, and that their products estimate the kernels they are named after."""
+"""Random features: the rows they draw, and that their products estimate the kernels in their names."""
 
 import math
 
@@ -24,15 +24,15 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def two_vectors(distance: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of dimension 4 and length 1, [1 1 1 4]."""
+    """Two vectors of dimension 4 and length 1, [1 1 1 4]."""
     q = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     k = torch.tensor([math.cos(distance), 0.0, math.sin(distance), 0.0], dtype=torch.float64)
     return q[None, None, None], k[None, None, None]
 
 
 def estimates(kernel: str, q, k, rows: int = 4, draws: int = 4000, draw=independent_gaussian):
-    """One estimate [draws] of kernel(q, k) for each draw of `rows` rows: blocks of 4 are independent."""
-    weight = draw(draws * rows, 4, "chi", generator(1)).unflatten(0, (draws, rows))  # as so many heads
+    """An estimate [draws] of kernel(q, k) from each draw of `rows` rows: blocks of 4 are independent."""
+    weight = draw(draws * rows, 4, "chi", generator(1)).unflatten(0, (draws, rows))  # one head per draw
     q, k = q.expand(-1, -1, draws, -1), k.expand(-1, -1, draws, -1)
     if kernel in ("positive", "hyperbolic"):
         features = []
@@ -65,7 +65,7 @@ def test_estimates_are_unbiased(kernel, draw, distance):
 
 
 def test_variances_are_those_of_the_paper():
-    """Of independent rows, with x and y the scaled q and k; hyperbolic features have at most half of it."""
+    """For independent rows, with x and y the scaled q and k; hyperbolic features have at most half of it."""
     q, k = two_vectors(0.7)
     both = float((q + k).square().sum()) / 2
     expected = math.exp(both) * kernel_of("positive", q, k) ** 2 * (1 - math.exp(-both)) / 4
@@ -108,7 +108,7 @@ def test_lengths_of_rows(draw):
 
 
 def test_lengths_and_directions_are_independent():
-    """Of all rows of a block, and their squares: where both come of one draw, some are correlated by 0.4."""
+    """For all rows of a block, and their squares: drawn together, some would be correlated by 0.4."""
     blocks = orthogonal_gaussian(4 * 4000, 4, "chi", generator()).unflatten(0, (4000, 4))
     length = blocks.norm(dim=2)
     direction = (blocks / length[..., None]).flatten(1)
@@ -120,7 +120,7 @@ def test_lengths_and_directions_are_independent():
 
 
 def test_defect_05_directions_lean_to_no_side():
-    """Every entry of the first row has mean 0; with LAPACK's signs the first is never positive."""
+    """Every entry of the first row has mean 0; with the signs of LAPACK the first is never positive."""
     first = orthogonal_gaussian(16_000, 8, "constant", generator())[::8]
     assert (first.mean(0).abs() < 3.5 / 2000**0.5).all()  # entries have variance 1
     assert 0.45 < (first[:, 0] > 0).double().mean() < 0.55

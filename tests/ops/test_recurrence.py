@@ -27,7 +27,7 @@ from tests.ops.recurrences import (
     results,
 )
 
-CUTS = [0, 1, 16, 50, 69, 70]  # of 70 tokens
+CUTS = [0, 1, 16, 50, 69, 70]  # over 70 tokens
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
 
 every = pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +83,7 @@ def test_columns_are_shared_between_threads_where_heads_are_few(kind):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_stays_in_its_sequence(kind, impl, packed, bad):
-    """Values and all gradients of the others are those beside a clean sequence, to the last bit."""
+    """The others have the same values and gradients as beside a clean sequence, to the last bit."""
     inputs = draw(kind, b=3, t=20, h=2, g=1, d=5, e=3)
     spoilt = [None if x is None else x.detach().clone() for x in inputs]
     spoilt[1][0, 3] = spoilt[2][0, 4] = bad
@@ -206,7 +206,7 @@ def test_packed_sequences_are_those_alone(kind, impl, lengths):
 @both
 @every
 def test_defect_18_padding_is_absence(kind, impl):
-    """Each sample with holes gives what its real tokens give alone, NaN elsewhere or not."""
+    """Each sample with holes gives what its real tokens give alone, whether the holes are NaN or not."""
     *tokens, state = draw(kind, t=20)
     for mask in some_masks(20, 2):
         broken = [
@@ -286,7 +286,7 @@ def test_it_is_an_operator_of_pytorch(kind):
         arguments = (q, k, v, log_decay, beta, state, None, None, 0.5, save)
         torch.library.opcheck(torch.ops.lintra.recurrence.default, arguments)
     inputs = draw(kind, t=20, dtype=torch.float32)
-    torch.compiler.reset()  # what tests before have compiled would make sizes symbols
+    torch.compiler.reset()  # earlier compilations would turn sizes into symbols
     compiled = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager")
     assert_close(results(compiled, inputs), results(partial(fast, impl="native"), inputs))
     sized = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager", dynamic=True)
@@ -327,11 +327,11 @@ def test_an_exported_sum_is_of_any_length():
     graph = torch.export.export(Sum(), tuple(detached[0]), **options).module()
     for inputs in detached:
         *inputs, state = inputs
-        inputs[3] = inputs[3].index_fill(1, torch.tensor([2]), -1e5)  # and its neighbours lose no digit
+        inputs[3] = inputs[3].index_fill(1, torch.tensor([2]), -1e5)  # so that its neighbours lose no digit
         assert_close(graph(*inputs, state), Sum()(*inputs, state), **EXACT)
 
 
-# Limits: one rule is another where their formulas say so.
+# Limits: one rule becomes another where their formulas say so.
 
 
 @both
@@ -346,7 +346,7 @@ def test_orthonormal_keys_are_recalled_exactly(impl):
 
 @both
 def test_a_repeated_key_overwrites_its_value(impl):
-    """beta = 1: the last value alone comes back, and no other key is disturbed."""
+    """beta = 1: only the last value comes back, and no other key is disturbed."""
     q, k, v, _, _, state = draw("delta", t=9, h=2)
     k = torch.cat((k[:, :1].expand(-1, 8, -1, -1), k[:, 8:]), 1)
     y, _ = fast(k, k, v, None, torch.ones(2, 9, 2).double(), state, impl=impl)
@@ -358,7 +358,7 @@ def test_a_repeated_key_overwrites_its_value(impl):
 
 @both
 def test_beta_two_reflects(impl):
-    """I - 2 k k^T twice is the identity: what was written under a key twice changes its sign and back."""
+    """I - 2 k k^T twice is the identity: a value written under a key changes its sign twice, and is back."""
     _, k, v, _, _, state = draw("delta", t=2, h=2)
     k, v = k[:, :1].expand(-1, 2, -1, -1), 0 * v
     _, after = fast(k, k, v, None, torch.full((2, 2, 2), 2.0).double(), state, impl=impl)
@@ -407,7 +407,7 @@ def test_equal_features_are_one_decay_a_head(delta, impl):
 
 @both
 def test_orthogonal_keys_leave_the_gated_sum(impl):
-    """Where no key meets another, all k k^T terms vanish: linear attention with decay and inputs beta."""
+    """Orthogonal keys make all k k^T terms vanish: linear attention with decay and inputs beta."""
     q, _, v, log_decay, beta, _ = draw("delta, head", t=6, d=6)
     k = torch.eye(6).double()[None, :, None].expand(2, 6, 2, 6)
     y, state = fast(q, k, v, log_decay, beta, None, impl=impl)
@@ -424,7 +424,7 @@ def test_orthogonal_keys_leave_the_gated_sum(impl):
 @both
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_equal_keys_for_a_long_time_stay_bounded(beta, impl):
-    """The triangle is then as far from orthogonal as it gets."""
+    """The triangle is then as far from orthogonal as possible."""
     inputs = draw("delta", t=2048, dtype=torch.float32)
     q, k, v, _, _, state = (None if x is None else x.detach() for x in inputs)
     k = k[:, :1].expand_as(k)
@@ -438,7 +438,7 @@ def test_equal_keys_for_a_long_time_stay_bounded(beta, impl):
 
 @both
 def test_long_keys_diverge(impl):
-    """What `reference` warns of: the mechanism normalises its keys for this."""
+    """`reference` warns of this, and the mechanism normalises its keys for this reason."""
     q, k, v, _, beta, state = draw("delta", t=200)
     _, after = fast(q, 3 * k, v, None, beta, state, impl=impl)
     assert after.abs().max() > 1e6
@@ -449,7 +449,7 @@ def test_long_keys_diverge(impl):
 @pytest.mark.parametrize("rate", [-1e-9, -5.0, -60.0, -1e4, -math.inf])
 def test_defect_17_no_decay_overflows(kind, impl, rate):
     """A token, or some of its features, forgets everything and its neighbours nothing: exp(-b) would be inf,
-    and differences of elapsed decays off by 1e-3."""
+    and differences of elapsed decays would be off by 1e-3."""
     inputs = draw(kind, t=64, dtype=torch.float32)
     with torch.no_grad():
         inputs[3].fill_(-0.01)
@@ -467,7 +467,7 @@ def test_defect_17_no_decay_overflows(kind, impl, rate):
 @every
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_in_and_out(kind, impl, dtype, unit):
-    """16 bits in and out, float32 between: off by the rounding of y, and a little for the sum."""
+    """16-bit inputs and outputs, float32 between: off by the rounding of y, and a little more for the sum."""
     inputs = draw(kind, t=70, dtype=dtype)
     y, state = fast(*inputs, impl=impl)
     expected, after = reference(*(None if x is None else x.double() for x in inputs))
@@ -483,7 +483,7 @@ def test_half_precision_in_and_out(kind, impl, dtype, unit):
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 @pytest.mark.parametrize("decay", ["head", "feature"])
 def test_half_precision_is_rounded_once_behind_the_denominator_and_the_scale(decay, dtype, unit, impl):
-    """The sums of 2,000 tokens are beyond float16, the ratio and the scaled sum are not."""
+    """The sums of 2,000 tokens overflow float16, but the ratio and the scaled sum do not."""
     q = torch.ones(1, 2000, 1, 64, dtype=dtype)
     v = torch.linspace(0.5, 1, 2000, dtype=torch.float64)[None, :, None, None].to(dtype)
     log_decay = torch.zeros(1, 2000, 1, 64) if decay == "feature" else torch.zeros(1, 2000, 1)

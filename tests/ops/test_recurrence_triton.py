@@ -1,6 +1,6 @@
-"""The Triton kernels of the recurrences are the definition, in values and gradients: on a GPU where there is
-one, else under Triton's interpreter, on the CPU. Buffers are full of NaN before, so that what is not written
-shows."""
+"""The Triton kernels of the recurrences equal the definition, in values and gradients: on a GPU if there is
+one, otherwise in Triton's interpreter, on the CPU. Buffers are filled with NaN first, so that unwritten
+elements show."""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ WHY_NOT = dispatch._no_gpu_kernels(torch.device("cuda"))
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-C = 16  # tokens to a chunk here: few tokens make many chunks
+C = 16  # tokens per chunk here: few tokens then make many chunks
 FLOAT32 = 2.0**-23
 every = pytest.mark.parametrize("kind", KINDS)
 triton = partial(fast, impl="triton")
@@ -37,25 +37,25 @@ triton = partial(fast, impl="triton")
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """What the kernels are given to write into is NaN."""
+    """The buffers that the kernels write to are filled with NaN."""
     names = {"empty": filled_with_nan, "empty_like": lambda x: torch.empty_like(x).fill_(torch.nan)}
     monkeypatch.setattr(triton_recurrence, "torch", Patched(torch, **names))
 
 
 @pytest.fixture(autouse=True)
 def chunk(monkeypatch):
-    """Set how long chunks are."""
+    """Set the length of chunks."""
 
     def set_it(tokens):
         monkeypatch.setattr(triton_recurrence, "CHUNK", tokens)
 
-    # Without TF32 chunks on a GPU are half as long, and so they are in the interpreter.
+    # Without TF32, chunks on a GPU are half as long, and they are in the interpreter too.
     set_it(2 * C)
     return set_it
 
 
 def placed(inputs, kind=torch.float32):
-    """The same numbers on the device of the kernels, q, k and v in `kind`, all others in float32."""
+    """The same numbers on the device of the kernels: q, k and v in `kind`, all others in float32."""
     return [
         None if x is None else x.detach().to(DEVICE, kind if i < 3 else torch.float32).requires_grad_()
         for i, x in enumerate(inputs)
@@ -67,8 +67,8 @@ def exactly(inputs):
 
 
 def close(found, formula, expected):
-    """Off by at most twice the error of chunked PyTorch in the same precision, and 16 roundings of the
-    largest number: of few numbers that error may be 0 by luck."""
+    """The error is at most twice that of chunked PyTorch in the same precision, plus 16 roundings of the
+    largest number: over few numbers the former may be 0 by luck."""
     for i, (a, b, e) in enumerate(zip(found, formula, expected, strict=True)):
         assert a.shape == e.shape
         if e.numel():
@@ -77,7 +77,7 @@ def close(found, formula, expected):
 
 
 def agrees(inputs, call=reference, **options):
-    """`inputs` through the kernels, chunked PyTorch, and in float64 the definition `call`."""
+    """`inputs` through the kernels, chunked PyTorch and, in float64, the definition `call`."""
     inputs = placed(inputs)
     there = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     found = results(partial(triton, **there), inputs)
@@ -87,7 +87,7 @@ def agrees(inputs, call=reference, **options):
 
 @pytest.mark.parametrize("kind", [*KINDS, "sum, head"])
 def test_tails(kind):
-    """Several chunks and a tail, and several tiles. The sum with a decay of a head is that of features."""
+    """Several chunks and a tail; several tiles. A decay of a head is used as one of all its features."""
     if kind == "sum, head":
         *inputs, beta, state = draw("sum, feature", b=1, t=2 * C + 5, h=2, g=1, d=17, e=18)
         inputs[3] = inputs[3].detach()[..., :1].expand_as(inputs[3]).contiguous().requires_grad_()
@@ -142,7 +142,7 @@ def test_packed_sequences_are_those_alone(kind, lengths):
 
 @every
 def test_defect_18_padding_is_absence(kind):
-    """Each sample with holes gives what its real tokens give alone, NaN elsewhere or not."""
+    """Each sample with holes gives what its real tokens give alone, whether the holes are NaN or not."""
     *tokens, state = draw(kind, t=20, h=1, g=1)
     mask = some_masks(20, 2)[-1]
     broken = [
@@ -163,7 +163,7 @@ def test_defect_18_padding_is_absence(kind):
 
 @every
 def test_steps_are_the_whole(kind):
-    """Token by token, in one launch each, from a state and with padding; gradients go the longer way."""
+    """Token by token, with one launch each, from a state and with padding; gradients take the longer way."""
     inputs = [None if x is None else x.detach() for x in placed(draw(kind, t=3))]
     mask = torch.tensor([[True, False, True], [True, True, True]], device=DEVICE)
     expected, final = triton(*inputs, mask=mask)
@@ -172,7 +172,7 @@ def test_steps_are_the_whole(kind):
         one = [None if x is None else x[:, i : i + 1] for x in inputs[:5]]
         y, state = triton(*one, state, mask=mask[:, i : i + 1])
         ys.append(y)
-    # Two orders of a sum of three terms and a state.
+    # A sum of three terms and a state, in two orders.
     assert_close([torch.cat(ys, 1), state], [expected, final], rtol=1e-5, atol=1e-5)
     assert (ys[1][0] == 0).all()
 
@@ -212,8 +212,8 @@ def test_defect_17_no_decay_overflows(kind, rate):
 @every
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_in_and_out(kind, dtype, unit):
-    """16 bits in and out, float32 between: off by the rounding of y, and on a GPU by that of TF32, which cuts
-    off bits of numbers as large as y."""
+    """16-bit inputs and outputs, float32 between: off by the rounding of y and, on a GPU, by that of TF32,
+    which cuts off bits of numbers as large as y."""
     inputs = placed(draw(kind, b=1, t=C + 3, h=2, g=1), dtype)
     y, state = triton(*inputs)
     expected, after = reference(*exactly(inputs))
@@ -229,7 +229,7 @@ def test_half_precision_in_and_out(kind, dtype, unit):
 @pytest.mark.slow  # half a minute in the interpreter
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_equal_keys_for_a_long_time_stay_bounded(chunk, beta):
-    """The triangle is then as far from orthogonal as it gets."""
+    """The triangle is then as far from orthogonal as possible."""
     chunk(128)
     q, k, v, _, _, state = (None if x is None else x.detach() for x in draw("delta", b=1, t=1024, h=1, g=1))
     inputs = [q, k[:, :1].expand_as(k), v, None, torch.full((1, 1024, 1), beta).double(), state]
@@ -241,7 +241,7 @@ def test_equal_keys_for_a_long_time_stay_bounded(chunk, beta):
 
 
 def test_beta_two_reflects():
-    """I - 2 k k^T twice is the identity: what was written under a key twice changes its sign and back."""
+    """I - 2 k k^T twice is the identity: a value written under a key changes its sign twice, and is back."""
     _, k, v, _, _, state = placed(draw("delta", t=2, h=2))
     k, v = k[:, :1].expand(-1, 2, -1, -1), 0 * v
     _, after = triton(k, k, v, None, torch.full((2, 2, 2), 2.0, device=DEVICE), state)
@@ -250,7 +250,7 @@ def test_beta_two_reflects():
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["k", "v"])
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # from NumPy, in the interpreter
 def test_what_is_broken_stays_in_its_future_and_its_sequence(name, bad):
     inputs = [None if x is None else x.detach() for x in placed(draw("delta, feature", b=1, t=2 * C))]
     inputs[5] = inputs[5].expand(3, -1, -1, -1)
@@ -265,7 +265,7 @@ def test_what_is_broken_stays_in_its_future_and_its_sequence(name, bad):
 
 @every
 def test_rows_of_no_packed_sequence_are_zero(kind):
-    """On a GPU nobody reads `cu_seqlens` to refuse such a row: a batch of one shape may end in such rows."""
+    """On a GPU, `cu_seqlens` is not read to refuse such rows: batches of a fixed shape may end in them."""
     q, k, v, log_decay, beta, state = (
         None if x is None else x.detach() for x in placed(draw(kind, t=3 * C, b=1))
     )
@@ -284,7 +284,7 @@ def test_rows_of_no_packed_sequence_are_zero(kind):
 
 @every
 def test_nothing_to_do(kind):
-    """No tokens, no samples: the state as it was, but a copy, and gradients of that shape."""
+    """No tokens, no samples: the state is returned as a copy, and gradients have the right shape."""
     for b, time in ((2, 0), (0, 3)):
         inputs = placed(draw(kind, b=b, t=time))
         y, after = triton(*inputs)
@@ -306,7 +306,7 @@ def test_opcheck():
 
 
 def test_gradients_of_a_forward_that_kept_nothing():
-    """P and T are then made again."""
+    """P and T are then computed again."""
     inputs = placed(draw("delta, head", b=1, t=C + 3, h=1, g=1))
     found = []
     for save in (True, False):
@@ -332,5 +332,5 @@ def test_what_it_refuses():
     wide = placed(draw("delta", b=1, t=1, h=1, g=1, d=257))
     with pytest.raises(RuntimeError, match="keys of 257 features are wider than 256"):
         triton(*wide)
-    y, _ = fast(*wide)  # PyTorch serves, or C++
+    y, _ = fast(*wide)  # PyTorch or C++ serves it
     assert_close(y.cpu().double(), recurrence_reference(*exactly(wide))[0], rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Running sums of exp(k) v: they are their definition at any length, whatever the size of the keys."""
+"""Running sums of exp(k) v equal their definition at any length, whatever the size of the keys."""
 
 import pytest
 import torch

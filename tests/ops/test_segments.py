@@ -1,4 +1,4 @@
-"""Attention by segments: equal to the dense definition for any length, segment, side and padding."""
+"""Attention by segments equals the dense definition for any length, segment, side and padding."""
 
 import pytest
 import torch

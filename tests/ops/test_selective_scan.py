@@ -19,7 +19,7 @@ from tests.ops.recurrences import results
 compiled_in = pytest.mark.skipif(not native.available(), reason="no C++")
 IMPLS = ["torch", pytest.param("native", marks=compiled_in)]
 both = pytest.mark.parametrize("impl", IMPLS)
-TOKENS = (0, 1, 3, 4, 6)  # the places of tensors with an axis of time: u, dt, B, C, z
+TOKENS = (0, 1, 3, 4, 6)  # the positions of tensors with a time axis: u, dt, B, C, z
 
 
 def draw(b=2, t=9, c=5, n=3, g=1, *, dtype=torch.float64, seed=0):
@@ -80,7 +80,7 @@ def test_on_every_instruction_set(instruction_set, sizes, left_out):
 @pytest.mark.parametrize("softplus", [True, False])
 @pytest.mark.parametrize("lowest", [-35.0, -5.0, 5.0])
 def test_float32_keeps_its_digits(instruction_set, lowest, softplus):
-    """Also of step sizes as small as exp(-35), which are a softplus whose sum with 1 has no digits left."""
+    """Also for step sizes as small as exp(-35), a softplus of which 1 + exp(-35) keeps no digits."""
     inputs = [x.detach() for x in draw(t=64, c=40, n=16, dtype=torch.float32)]
     inputs[1] = torch.linspace(lowest, lowest + 10, 2 * 64 * 40).reshape(2, 64, 40)
     inputs[1] = inputs[1] if softplus else inputs[1].exp().clamp(max=10)
@@ -98,7 +98,7 @@ def test_float32_keeps_its_digits(instruction_set, lowest, softplus):
 @compiled_in
 @pytest.mark.parametrize("mask", [None, torch.arange(150).expand(3, -1) % 7 > 0])
 def test_the_number_of_threads_changes_no_bit(mask):
-    """Sums over channels and sequences have an order of their own."""
+    """Sums over channels and sequences have a fixed order."""
     inputs = draw(b=3, t=150, c=200, n=16, dtype=torch.float32)
     call, before, found = partial(fast, mask=mask, impl="native"), torch.get_num_threads(), []
     try:
@@ -142,7 +142,7 @@ def test_token_by_token_in_place_is_the_scan(instruction_set, n):
 @compiled_in
 @pytest.mark.parametrize("t", [1, 9])
 def test_a_step_is_the_scan_of_one_token_with_padding_too(t):
-    """Where gradients are recorded the tiles serve a single token too."""
+    """When gradients are recorded, the tiles serve a single token too."""
     inputs = draw(b=3, t=t, c=70, n=17)
     mask = torch.arange(t).expand(3, -1) != torch.tensor([[0], [1], [0]])
     plain = fast(*(x.detach() for x in inputs), mask=mask, impl="native")
@@ -203,7 +203,7 @@ def test_packed_sequences_are_those_alone(impl, lengths):
 
 @both
 def test_defect_18_padding_is_absence(impl):
-    """Each sample with holes gives what its real tokens give alone, NaN elsewhere or not."""
+    """Each sample with holes gives what its real tokens give alone, whether the holes are NaN or not."""
     inputs = draw(t=20)
     for mask in some_masks(20, 2):
         broken = [
@@ -266,7 +266,7 @@ def test_compiled_with_time_contiguous():
     inputs = [x.detach().requires_grad_() for x in inputs]
     compiled = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager")
 
-    def once(call):  # what is compiled here may give away its memory in the backward
+    def once(call):  # the compiled call may free its buffers in the backward
         y, state = call(*inputs)
         return [y, state, *torch.autograd.grad(y.square().sum() + state.square().sum(), inputs)]
 
@@ -295,7 +295,7 @@ def test_under_autocast_it_is_bfloat16():
 @both
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_in_and_out(impl, dtype, unit):
-    """16 bits in and out, float32 between: off by the rounding of y, and a little for the sum."""
+    """16-bit inputs and outputs, float32 between: off by the rounding of y, and a little more for the sum."""
     inputs = draw(t=70, c=40, n=16, dtype=dtype)
     y, state = fast(*inputs, impl=impl)
     expected, after = reference(*(x.double() for x in inputs))
@@ -311,14 +311,14 @@ def test_half_precision_in_and_out(impl, dtype, unit):
 
 
 def test_memory_is_that_of_a_chunk():
-    """impl='torch' has [b c n] numbers for no more than a chunk of tokens, in the backward too."""
+    """impl='torch' keeps [b c n] numbers for no more than one chunk of tokens, in the backward too."""
     inputs = draw(b=1, t=1024, c=8, n=16, dtype=torch.float32)
     with Largest() as largest:
         fast(*inputs, chunk=32, impl="torch")[0].sum().backward()
     assert largest.numbers == 1024 * 16  # B, C
 
 
-# Limits: the scan is something simpler where its formulas say so.
+# Limits: the scan becomes something simpler where its formulas say so.
 
 
 @both
@@ -379,7 +379,7 @@ def test_groups_are_repeated_channels(impl):
 
 @both
 def test_extremes_stay_finite(impl):
-    """Decays to nothing, step sizes far out on either side, gates that are shut: no NaN from inf times 0."""
+    """Decays to nothing, extreme step sizes on either side, closed gates: no NaN from inf times 0."""
     inputs = [x.detach() for x in draw(t=64, dtype=torch.float32)]
     inputs[1][:, ::3] = 300.0
     inputs[1][:, 1::3] = -300.0

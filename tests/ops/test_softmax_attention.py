@@ -1,4 +1,4 @@
-"""Pieces of softmax attention: joined over any split of the keys they are the whole."""
+"""Pieces of softmax attention: joined over any split of the keys, they equal the whole."""
 
 import weakref
 from itertools import pairwise, permutations
@@ -42,7 +42,7 @@ def test_pieces_join_to_the_whole(cuts):
 
 
 def test_pieces_join_in_any_order_and_grouping():
-    """Values and gradients, with pieces that are empty for some queries, for all of them, and of no keys."""
+    """Values and gradients, with pieces that are empty for some queries or for all, and one without keys."""
     q, k, v = draw()
     visible = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(1)) > 0.3
     visible[:, 2], visible[0, 3, :8], visible[..., 4:8] = False, False, False
@@ -66,7 +66,7 @@ def test_pieces_join_in_any_order_and_grouping():
 
 
 def test_an_empty_set_is_nothing():
-    """A row that sees no key: 0 and -inf, no gradient, and no part in what it is joined with."""
+    """A row that sees no key: 0 and -inf, no gradient, and no effect on what it is joined with."""
     q, k, v = draw()
     visible = torch.ones(2, 5, 11, dtype=torch.bool)
     visible[:, 2] = False
@@ -83,7 +83,7 @@ def test_an_empty_set_is_nothing():
 
 @pytest.mark.parametrize("keys", [0, 11])
 def test_pieces_keep_their_dtype_under_autocast(keys):
-    """Of no keys too: what is joined is float32."""
+    """Without keys too: the pieces to be joined are float32."""
     q, k, v = (x.detach().float() for x in draw())
     with torch.autocast("cpu", torch.bfloat16):
         for dtype in (torch.float32, torch.bfloat16):
@@ -124,7 +124,7 @@ def test_real_tokens_come_first_and_go_back():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
-    """Weights and the result are, each by at most half a unit in the last place of the largest value."""
+    """Only weights and the result are, each by at most half a unit in the last place of the largest value."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(40, 64, generator=generator) * size for size in (6, 6, 1))
     exact = softmax_attention(*(x.to(dtype).double() for x in (q, k, v))).o
@@ -152,7 +152,7 @@ def test_fused_attention_is_softmax_attention():
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
 def test_fused_attention_hides_the_future_at_any_scale(scale):
-    """A hidden score of -inf, scaled by 0 or less, is NaN or the largest of all."""
+    """A hidden score of -inf, scaled by 0 or less, becomes NaN or the largest of all."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 9, 4, generator=generator).requires_grad_() for _ in range(3))
     past = torch.ones(9, 9, dtype=torch.bool).tril()
@@ -167,8 +167,8 @@ def test_fused_attention_hides_the_future_at_any_scale(scale):
     "options", [{}, {"causal": True}, {"scale": -0.4}, {"visible": True}], ids=lambda x: "-".join(x)
 )
 def test_second_derivatives(options, dtype):
-    """Those of the formula where PyTorch's kernel has none; of a mask with a blind row, of groups, and of a
-    part of the inputs."""
+    """They are those of the formula where PyTorch's kernel has none: for a mask with a blind row, for groups
+    and for a part of the inputs."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(2, h, 5, 3, generator=generator, dtype=dtype) for h in (4, 2, 2)]
     if "visible" in options:
@@ -180,7 +180,7 @@ def test_second_derivatives(options, dtype):
         some = [x for x in inputs if x.requires_grad]
 
         def both(attention, inputs=inputs, some=some):
-            y = attention(*inputs) + inputs[0].sin()  # a part is not attention's
+            y = attention(*inputs) + inputs[0].sin()  # one part that does not come from attention
             first = torch.autograd.grad((y**2).sum(), some, create_graph=True)
             once = torch.autograd.grad((attention(*inputs) ** 2).sum(), some)
             return [*once, *first, *gradients(torch.cat([g.flatten() for g in first]), some)]
@@ -201,7 +201,7 @@ def formula(q, k, v, visible=None, causal=False, scale=None):
 
 
 def test_a_backward_pass_without_a_graph_is_the_kernels():
-    """Its gradient has no graph, and no scores are kept: q, k, v, y and a number a row."""
+    """Its gradient has no graph, and no scores are stored: only q, k, v, y and one number per row."""
     q, k, v = (torch.randn(1, 1, 300, 4, requires_grad=True) for _ in range(3))
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
@@ -213,7 +213,7 @@ def test_a_backward_pass_without_a_graph_is_the_kernels():
 
 
 def test_the_mask_is_kept_as_the_graph_keeps_tensors():
-    """Hooks of saved tensors see it, a second derivative takes what they give back, and backward frees it."""
+    """Saved-tensor hooks see it, a second derivative uses what they return, and backward frees it."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 7, 4, generator=generator).requires_grad_() for _ in range(3))
     visible = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
@@ -238,7 +238,7 @@ def test_the_mask_is_kept_as_the_graph_keeps_tensors():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_transforms_of_torch_func(causal):
-    """At one width of q, k and v, for which PyTorch has kernels that know neither forward mode nor vmap."""
+    """With q, k and v of one width, for which kernels of PyTorch support neither forward mode nor vmap."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 4, 5, 8, generator=generator, dtype=torch.float64)
     past = torch.ones(5, 5, dtype=torch.bool).tril() if causal else None

@@ -1,4 +1,4 @@
-"""Softmax to some of the keys in C++: the definition on every instruction set, dtype and number of threads;
+"""Softmax over some of the keys in C++: the definition on every instruction set, dtype and number of threads;
 what does not leak; what it shares with PyTorch's form."""
 
 import math
@@ -50,7 +50,7 @@ def listed(q, k, v, reference=False, **options):
 
 
 def hashed(q, k, v, reference=False, **options):
-    """Of tokens sorted by hashes: keys are queries."""
+    """Attention among tokens sorted by hashes; the keys are the queries."""
     q = q + k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     y = (lsh.lsh_attention_reference if reference else lsh.lsh_attention)(q, v, **options)
@@ -77,7 +77,7 @@ def sorts(t, h, batch=2):
 
 
 def cases(h, g, d, e, dtype=torch.float64):
-    """Calls of every kind, over more than a tile of queries and of keys: name, function, inputs, options."""
+    """Calls of every kind, over several tiles of queries and of keys: name, function, inputs, options."""
     visible = torch.rand(2, 160, generator=torch.Generator().manual_seed(1)) > 0.3
     size = {"h": h, "g": g, "d": d, "e": e, "dtype": dtype}
     yield "band", band, draw(150, 160, **size), {"before": 70, "after": 9}
@@ -100,7 +100,7 @@ def results(function, inputs, **options):
     o, logsumexp = function(*inputs, **options)
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
     both = torch.cat((o, logsumexp[..., None]), -1)
-    # Weights that no dtype rounds.
+    # Weights that every dtype represents exactly.
     weight = torch.randint(-8, 9, both.shape, generator=torch.Generator().manual_seed(0)).to(both.dtype) / 8
     return o, logsumexp, *torch.autograd.grad(both, inputs, weight)
 
@@ -117,7 +117,7 @@ def test_every_instruction_set_computes_its_definition(name, shape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", native.instruction_sets())
 def test_every_dtype_is_summed_in_float32(name, dtype):
-    """Of the numbers as they were rounded; gradients are rounded once more, to their dtype."""
+    """Exact for the rounded inputs; gradients are rounded once more, to their dtype."""
     with native.use(name):
         for _, function, inputs, options in cases(4, 2, 40, 24, dtype):
             found = results(function, inputs, **options)
@@ -125,8 +125,8 @@ def test_every_dtype_is_summed_in_float32(name, dtype):
             expected = results(function, exact, reference=True, **options)
             for i, (x, y) in enumerate(zip(found, expected, strict=True)):
                 if function is hashed and dtype != torch.float32:
-                    continue  # what is hashed is rounded before, and normalised
-                # o of blocks is in the dtype of v, and the gradient that comes back to it so far rounded.
+                    continue  # hashed inputs are rounded and normalised first
+                # The o of blocks has the dtype of v, and its gradient so far is rounded as well.
                 rounded = i > 1 or function is listed
                 eps = torch.finfo(dtype if rounded else torch.float32).eps
                 assert_close(x.double(), y, rtol=4 * eps, atol=4 * eps * float(y.detach().abs().max() + 1))
@@ -134,7 +134,7 @@ def test_every_dtype_is_summed_in_float32(name, dtype):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_threads_change_no_bit(batch):
-    """Of one head, whose gradients are sums over several parts, and of several."""
+    """For one head, whose gradients are sums over several parts, and for several heads."""
     before = torch.get_num_threads()
     for t, h, g in ((1200, 1, 1), (200, 4, 2)):
         inputs = draw(t, h=h, g=g, batch=batch, dtype=torch.float32)
@@ -164,7 +164,7 @@ def test_threads_change_no_bit(batch):
 
 
 def test_strides_are_read_as_they_lie():
-    """Views of one product of q, k and v, and a gradient that is expanded."""
+    """Views of one product with q, k and v, and an expanded gradient."""
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(2, 90, 4, 15, generator=generator, dtype=torch.float64)
     q, k, v = (x.requires_grad_() for x in qkv.split(5, -1))
@@ -206,7 +206,7 @@ def test_nan_of_a_visible_key_reaches_those_who_see_it_only():
 
 
 def test_nan_that_no_query_sees_goes_nowhere():
-    """Hidden by the mask; beyond the band; in a block on no list."""
+    """It may be hidden by the mask, beyond the band, or in a block on no list."""
     visible = torch.ones(2, 100, dtype=torch.bool)
     visible[:, 40:60] = False
     clean = draw(100)
@@ -241,7 +241,7 @@ def test_nan_in_a_gradient_reaches_what_its_query_sees_only():
 
 
 def test_a_query_that_sees_nothing_passes_no_gradient_however_it_comes():
-    """NaN for o and logsumexp of such queries, whose own gradient would be anything."""
+    """With NaN in o and logsumexp of such queries, their gradient could be anything."""
     inputs = draw(80)
     visible = torch.ones(2, 80, dtype=torch.bool)
     visible[0, 20:40] = False
@@ -259,7 +259,7 @@ def test_a_query_that_sees_nothing_passes_no_gradient_however_it_comes():
 
 @pytest.mark.parametrize("kind", ["band", "segments", "blocks"])
 def test_operator_obeys_pytorch(kind):
-    """Its schema, its shapes without data, autograd and graphs of it."""
+    """Its schema, its shapes without data, autograd, and graphs that contain it."""
     q, k, v = draw(40, batch=1)
     visible = torch.rand(1, 40, generator=torch.Generator().manual_seed(0)) > 0.3
     where = lists(40, 40, 2, True, batch=1)
@@ -282,7 +282,7 @@ def test_sorted_operator_obeys_pytorch():
 def test_compiled_whole():
     for name, function, inputs, options in cases(4, 2, 5, 3):
         if name == "sorted" and options["pattern"] != PATTERNS[1]:
-            continue  # a graph of each costs seconds
+            continue  # a graph of each takes seconds
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
         assert_close(
             results(compiled, inputs, **options), results(function, inputs, **options), rtol=0, atol=0

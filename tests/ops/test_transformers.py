@@ -1,6 +1,6 @@
-"""Ours beside what transformers computes where there is no GPU: recurrences, convolutions, whole mixers.
+"""The ops compared with what transformers computes without a GPU: recurrences, convolutions, mixers.
 
-In float32, in which it computes whatever it is given.
+In float32, in which transformers computes whatever it is given.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from lintra.ops import LinearState, causal_conv1d, linear_attention, selective_s
 from lintra.testing.laws import gradients
 
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 150 tokens
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 150 tokens
 both = pytest.mark.parametrize("impl", IMPLS)
 
 
@@ -88,7 +88,7 @@ def test_the_causal_convolution(fallback_module, impl):
 
 @both
 def test_the_layer_of_qwen3_next(fallback_module, impl):
-    """Gated DeltaNet with three value heads to a key head; ours projects to all queries, then to all keys."""
+    """Gated DeltaNet with three value heads per key head; lintra projects to all queries, then all keys."""
     config = import_module("transformers.models.qwen3_next.configuration_qwen3_next").Qwen3NextConfig(
         hidden_size=16,
         linear_num_key_heads=2,
@@ -124,7 +124,7 @@ def test_the_layer_of_qwen3_next(fallback_module, impl):
 
 @both
 def test_the_mixer_of_mamba_2(fallback_module, impl):
-    """A whole layer of two ops: one group of keys and queries for two heads of values each."""
+    """A whole layer from two ops: one group of keys and queries for every two value heads."""
     config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
         hidden_size=16, num_heads=4, head_dim=8, state_size=6, n_groups=2, expand=2, conv_kernel=4
     )
@@ -154,7 +154,7 @@ def test_the_mixer_of_mamba_2(fallback_module, impl):
 
 @both
 def test_the_mechanism_of_mamba_2(fallback_module, impl):
-    """The same by `ssd`: one query and one key for all value heads. Theirs norms each group by itself."""
+    """The same with `ssd`: one query and one key for all value heads. transformers norms each group alone."""
     sizes = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 1}
     config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
         **sizes, expand=2, conv_kernel=4, layer_norm_epsilon=1e-6

@@ -1,4 +1,4 @@
-"""The kernels as a GPU's compiler takes them, which the interpreter does not show. That needs no GPU."""
+"""The kernels pass a GPU's compiler, which the interpreter does not test. That needs no GPU."""
 
 import os
 import subprocess
@@ -125,7 +125,7 @@ MORE.append((["recur(90, torch.bfloat16, beta=True, b=1, packed=True)"], DELTA))
     ("calls", "kernels"), [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 )
 def test_kernels_compile(calls, kernels, tmp_path):
-    """With each setting that is tried on a GPU; all that is launched forwards and backwards."""
+    """With each setting that is tried on a GPU, for every kernel launched in forward and backward."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
