@@ -1,4 +1,4 @@
-"""Inputs of tests/runtime/fuzz.c to begin with, one of each kind: python -m tests.runtime.corpus FOLDER."""
+"""Seed inputs for tests/runtime/fuzz.c, one of each kind: python -m tests.runtime.corpus FOLDER."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.runtime.kinds import KINDS
 
 
 def write(folder: Path) -> list[Path]:
-    """The files. Each is an even byte, a model and a state of it."""
+    """Write the files. Each is an even byte, a model and a state of that model."""
     folder.mkdir(parents=True, exist_ok=True)
     models = [build(**{"layers": 1} | changes) for changes in KINDS.values()]
     files = []

@@ -126,7 +126,7 @@ KINDS = kinds.KINDS | {
         "heads": 4,
         "kv_heads": 2,
     },
-    "hybrid of all": {  # each next to others with more and with fewer numbers
+    "hybrid of all": {  # each layer is next to ones with more and with fewer numbers
         "attention": (
             softmax.Config(window=4),
             ssd.Config(value_heads=4, skip=False),

@@ -1,4 +1,4 @@
-"""Recognisers of every kind that the runtime serves: what comes in, and each mechanism."""
+"""Recognisers of every kind that the runtime serves: every kind of input, and each mechanism."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ CHARACTERS = Symbols("character", (" ", "a", "é", "日"))
 WORDS = Symbols("word", ("one", "two", "three"))
 PHONEMES = Symbols("phoneme", ("W", "AH", "N"), (("one", ("W", "AH", "N")),))
 
-RECOGNISERS = {  # of the encoder, and of the recogniser around it
+RECOGNISERS = {  # settings of the encoder, and of the recogniser around it
     "four to one": ({}, {}),
     "two to one": ({"attention": retention.Config(), "position": "rotary"}, {"subsample": 2}),
     "frames as they are": ({"inputs": 5}, {"subsample": 1, "features": GIVEN}),
@@ -43,7 +43,7 @@ RECOGNISERS = {  # of the encoder, and of the recogniser around it
 
 
 def build(kind="four to one", **changes):
-    """In evaluation mode, not as initialised, with statistics that matter and symbols that change."""
+    """In evaluation mode, with random weights and statistics, and with symbols that vary."""
     torch.manual_seed(0)
     of_encoder, around = RECOGNISERS[kind]
     shape = {"inputs": 12, "layers": 2, "heads": 3, "width": 36, "causal": True} | of_encoder
@@ -60,13 +60,13 @@ def build(kind="four to one", **changes):
 
 
 def frames(model, count, seed=0):
-    """Frames [t i] as the model reads them, around 3."""
+    """Input frames [t i] for the model, around 3."""
     draw = np.random.default_rng(seed).standard_normal
     return (3 + 2 * draw((count, model.config.features.bins))).astype(np.float32)
 
 
 def noise(samples, seed=0):
-    """Loud and quiet by turns."""
+    """Alternately loud and quiet noise."""
     generator = np.random.default_rng(seed)
     loudness = np.repeat(generator.uniform(0.001, 0.5, samples // 400 + 1), 400)[:samples]
     return (loudness * generator.uniform(-1, 1, samples)).astype(np.float32)

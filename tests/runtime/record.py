@@ -1,5 +1,5 @@
-"""Fuzzing on record: python -m tests.runtime.record SECONDS FILE builds tests/runtime/fuzz.c with sanitizers,
-runs its mutator for so long and writes what came of it as JSON."""
+"""A record of fuzzing: python -m tests.runtime.record SECONDS FILE builds tests/runtime/fuzz.c with
+sanitizers, runs its mutator for that long and writes the outcome as JSON."""
 
 import sys
 import tempfile
@@ -12,7 +12,7 @@ from tests.runtime.test_program import AUDIO, HERE, SANITIZE, SOURCE, compiled, 
 
 
 def record(seconds: int, file: Path) -> None:
-    """Raises AssertionError with what the sanitizers say."""
+    """Raise AssertionError with the report of the sanitizers."""
     with tempfile.TemporaryDirectory() as folder:
         program = compiled(
             Path(folder, "fuzz"), HERE / "fuzz.c", SOURCE, AUDIO, options=[*SANITIZE, "-DMUTATE"]

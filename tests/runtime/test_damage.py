@@ -1,4 +1,4 @@
-"""Files and states that are not what they should be: a sentence, never a crash."""
+"""Damaged files and states give an error message, and never a crash."""
 
 import re
 import struct
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-FIELD = {  # places in the header, docs/format.md
+FIELD = {  # offsets in the header, docs/format.md
     "weights": 24,
     "vocabulary": 28,
     "start": 32,
@@ -54,7 +54,7 @@ FIELD = {  # places in the header, docs/format.md
     "norm_eps": 280,
     "rest": 284,
     "input": 316,
-    # Of version 2.
+    # Since version 2.
     "dim": 320,
     "conv": 324,
     "unit keys": 328,
@@ -65,12 +65,12 @@ FIELD = {  # places in the header, docs/format.md
     "scale": 348,
     "beta scale": 352,
     "rest of version 2": 356,
-    # Of version 3.
+    # Since version 3.
     "window": 356,
     "kinds": 360,
     "rest of version 3": 364,
 }
-OF_FRAMES = {  # in the second header, of a model that reads them
+OF_FRAMES = {  # in the second header, of models that read frames
     "inputs": 0,
     "subsampled": 4,
     "stages": 8,
@@ -94,7 +94,7 @@ def content_of(weights="float32", **kind):
 
 
 def place(content, name):
-    """Where a field lies in a file of either version."""
+    """The offset of a field in a file of either version."""
     return FIELD[name] if name in FIELD else header_of(content) + OF_FRAMES[name]
 
 
@@ -103,7 +103,7 @@ def header_of(content):
 
 
 def repaired(content):
-    """With the checksum it should have."""
+    """The file with a correct checksum."""
     content = bytearray(content)
     struct.pack_into("<I", content, 12, zlib.crc32(content[16:]))
     return bytes(content)
@@ -180,7 +180,7 @@ def test_a_file_of_one_version_as_another():
     assert reason_of(with_word(content_of(), 8, 2)) is not None
     assert reason_of(with_word(content_of(**KINDS["softmax"]), 8, 2)) is not None
     assert reason_of(with_word(content_of(**KINDS["delta"]), 8, 3)) is not None
-    short = bytearray(content_of()[:320])  # no room for the header of version 2
+    short = bytearray(content_of()[:320])  # too short for the header of version 2
     struct.pack_into("<Q", short, 16, 320)
     refused(with_word(short, 8, 2), "shorter or longer than it must be")
 
@@ -192,7 +192,7 @@ SIZES += ("components",)
 @pytest.mark.parametrize("kind", ["plain", "context", "rfa", "mixture", "kv_heads"])
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_are_hostile(kind, name):
-    """Whatever one of them claims: the largest, and those whose products do not fit into 32 or 64 bits."""
+    """Whatever a size claims: the largest values, and those whose products overflow 32 or 64 bits."""
     content = content_of(**KINDS[kind])
     right = struct.unpack_from("<I", content, FIELD[name])[0]
     for value in {0, 1, right + 1, 2 * right, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right}:
@@ -209,7 +209,7 @@ def test_sizes_of_version_2_that_are_hostile(kind, name):
 @pytest.mark.parametrize("kind", ["softmax, window", "hybrid"])
 @pytest.mark.parametrize("name", [*SIZES, "dim", "conv", "decay rank", "gate rank", "kinds"])
 def test_sizes_of_version_3_that_are_hostile(kind, name):
-    if (kind, name) == ("hybrid", "layers"):  # of which kind some are stands where there must be zeros then
+    if (kind, name) == ("hybrid", "layers"):  # with 3 layers, their kinds extend to where there must be zeros
         refused(with_word(content_of(**KINDS[kind]), FIELD[name], 3), "where there must be zeros")
     else:
         test_sizes_that_are_hostile(kind, name)
@@ -223,7 +223,7 @@ TWO_KINDS |= {"position": "none"}
 
 
 def test_records_of_kinds_that_are_hostile():
-    """Whatever one claims of the second kind of layers."""
+    """Whatever a record claims about the second kind of layers."""
     content = content_of(**TWO_KINDS)
     assert struct.unpack_from("<3I", content, 384 + RECORD["heads"]) == (2, 2, 0)
     for name, at in RECORD.items():
@@ -232,7 +232,7 @@ def test_records_of_kinds_that_are_hostile():
                 refused(with_word(content, 384 + at, value), "infinite, not a number, or out of bounds")
             continue
         right = struct.unpack_from("<I", content, 384 + at)[0]
-        # What changes no size, and goes with the others.
+        # Values that change no size and suit the others.
         harmless = {"unit keys": {1}, "head norm": {1}, "update": {0}}.get(name, set())
         harmless |= {1, 2**14, 2**16, 2**20, 2**24} if name == "window" else set()
         for value in {0, 1, right + 1, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right} - harmless:
@@ -252,18 +252,18 @@ def test_layers_of_kinds_that_are_none():
     for numbers, reason in (
         ((0, 2, 0, 1), "a size that is out of bounds"),
         ((0, 255, 0, 1), "a size that is out of bounds"),
-        ((0, 0, 0, 0), "a size that is out of bounds"),  # nothing is of the second kind
+        ((0, 0, 0, 0), "a size that is out of bounds"),  # no layer has the second kind
         ((1, 1, 1, 1), "a size that is out of bounds"),
     ):
         content[layers : layers + 4] = bytes(numbers)
         refused(repaired(content), reason)
     other = content_of(**KINDS["hybrid"])
     assert other[layers : layers + 4] == bytes([0, 0, 0, 1])
-    other[layers : layers + 4] = bytes([0, 1, 0, 1])  # which are shorter
+    other[layers : layers + 4] = bytes([0, 1, 0, 1])  # shorter layers
     refused(repaired(other), "shorter or longer than it must be")
     content[layers : layers + 5] = bytes([0, 1, 0, 1, 1])
     refused(repaired(content), "where there must be zeros")
-    for size in range(384, layers + 64):  # no room for what says of which kind layers are
+    for size in range(384, layers + 64):  # too short for the table of the kinds of layers
         told = content[:16] + struct.pack("<Q", size) + content[24:size]
         refused(repaired(told), "shorter or longer than it must be")
 
@@ -277,7 +277,7 @@ def test_how_far_back_a_place_may_lie():
 
 
 def test_all_sizes_at_their_largest():
-    """What they amount to is counted in 64 bits."""
+    """The size of the file is computed in 64 bits."""
     content = content_of()
     for name, value in (("vocabulary", 2**24), ("layers", 2**12), ("width", 2**16), ("hidden", 2**20)):
         struct.pack_into("<I", content, FIELD[name], value)
@@ -329,7 +329,7 @@ def test_numbers_that_are_none():
 @pytest.mark.parametrize("weights", export.WEIGHTS)
 @pytest.mark.parametrize("kind", ["plain", "kda", "ssd", "gated", "two kinds"])
 def test_weights_that_are_none(kind, weights):
-    """Wherever they lie: each number of the file made infinite or NaN, 64 of them at once."""
+    """Wherever they stand: each number of the file is made infinite or NaN, 64 of them at once."""
     small = {"layers": 2, "width": 8, "heads": 1, "vocabulary": 3, "position": "none"}
     content = content_of(weights, **(TWO_KINDS if kind == "two kinds" else KINDS[kind]) | small)
     begin = {"plain": 320, "two kinds": 384 + 128 + 64}.get(kind, 384)
@@ -340,12 +340,12 @@ def test_weights_that_are_none(kind, weights):
             reason = reason_of(with_word(content, at, value))
             assert reason is None or re.search("infinite, not a number|must be zeros", reason)
             found += reason is not None
-    # All but whole numbers of 8 bits, which are sound whatever they hold.
+    # All but 8-bit integers, every value of which is valid.
     assert found == 3 * len(sections) if weights != "int8" else 0 < found < 3 * len(sections)
 
 
 def reason_of(content):
-    """Why a file is refused; None if it is not."""
+    """The reason why a file is refused; None if it is not."""
     try:
         Model(content)
     except Error as error:
@@ -355,7 +355,7 @@ def reason_of(content):
 
 @pytest.mark.parametrize("kind", ["delta", "kda", "ssd", "gated"])
 def test_rates_below_0(kind):
-    """States would grow without end."""
+    """States would grow without bound."""
     model = build(**({"layers": 1} | KINDS[kind]))
     attention = model.blocks[0].attn.attention
     rate = 0.5 if kind == "gated" else attention.A_log.exp()[0].item()
@@ -367,7 +367,7 @@ def test_rates_below_0(kind):
 
 @pytest.mark.parametrize("kind", ["retention", "plain"])
 def test_rates_out_of_bounds(kind):
-    """Decays are shares, and angles a token at most 1 radian."""
+    """Decays are at most 1, and angles at most 1 radian per token."""
     content = content_of(**({"position": "sinusoidal"} | KINDS[kind]))
     places = [at for at in range(320, len(content) - 8, 4) if rate_at(content, at, kind)]
     assert places
@@ -378,14 +378,14 @@ def test_rates_out_of_bounds(kind):
 
 
 def rate_at(content, at, kind):
-    """Whether the first decay of a layer, or the first angle, lies there."""
+    """Whether the first decay of a layer, or the first angle, is at this offset."""
     if kind == "retention":
         return struct.unpack_from("<f", content, at)[0] == pytest.approx(1 - 2**-5, rel=1e-7)
     return at % 64 == 0 and struct.unpack_from("<d", content, at)[0] == 1.0
 
 
 def test_padding_holds_nothing():
-    content = content_of(width=12, heads=1)  # rows of 12 numbers in the room of 16
+    content = content_of(width=12, heads=1)  # rows of 12 numbers, padded to 16
     for at in (FIELD["rest"], 315, 320 + 12 * 4, len(content) - 1):
         changed = bytearray(content)
         changed[at] = 1
@@ -458,7 +458,7 @@ def test_states_that_are_none():
     check(repaired(longer), "the state is of another model")
     check(with_word(state, 28, 21), "no position for so many tokens")  # of 20
     check(with_word(state, 64, 6), "a token is no symbol of the model")
-    check(with_word(state, 64 + 4 * 4, 1), "where there must be zeros")  # behind four recent tokens
+    check(with_word(state, 64 + 4 * 4, 1), "where there must be zeros")  # after four recent tokens
     check(with_word(state, 40, 1), "where there must be zeros")
     for value in (float("nan"), float("inf")):
         check(with_word(state, 128, value), "infinite, not a number")
@@ -470,7 +470,7 @@ def test_states_that_are_none():
     ("kind", "features"), [("plain", 12), ("retention", 12), ("rfa", 20), ("delta", 12), ("ssd", 12)]
 )
 def test_padding_of_a_state_holds_nothing(kind, features):
-    """Every other number may be changed: there are as many as the sums of docs/format.md hold."""
+    """All other numbers may be changed: as many as docs/format.md says that the sums hold."""
     model = build(**({"layers": 2} | KINDS[kind]))
     sequence = Sequence(Model(export.to_bytes(model)))
     sequence.prefill([0, 1, 2])
@@ -483,8 +483,8 @@ def test_padding_of_a_state_holds_nothing(kind, features):
             reasons.add(str(error))
     assert reasons == {"it holds something where there must be zeros"}
     mix = model.blocks[0].attn
-    sums = mix.attention.rates if kind == "retention" else mix.kv_heads  # of retention one for each rate
-    if kind in ("delta", "ssd"):  # without a sum of keys, with the last inputs of the convolution
+    sums = mix.attention.rates if kind == "retention" else mix.kv_heads  # retention has a sum for each rate
+    if kind in ("delta", "ssd"):  # no sum of keys, but the last inputs of the convolution
         assert taken == 2 * (sums * features * mix.dim + 3 * sum(mix.widths))
     else:
         assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
@@ -492,7 +492,7 @@ def test_padding_of_a_state_holds_nothing(kind, features):
 
 @pytest.mark.parametrize("kind", ["softmax", "softmax, window", "hybrid"])
 def test_states_of_softmax_that_are_none(kind):
-    """Every number of a key or value may be changed, and nothing else of what is kept."""
+    """Every number of a key or value may be changed, and nothing else in the state."""
     model = build(**KINDS[kind])
     runtime_model, sequence = Model(export.to_bytes(model)), Sequence(Model(export.to_bytes(model)))
     sequence.prefill([0, 1, 2])
@@ -527,7 +527,7 @@ def test_states_of_softmax_that_are_none(kind):
 
 
 def test_a_sequence_that_is_full():
-    """With memory for so many tokens, and copied to where there is more or too little."""
+    """Its memory has room for so many tokens; it is copied to memory with more room, and with too little."""
     model = Model(bytes(content_of(**KINDS["hybrid"])))
     library, at, held = model.library, model.memory.ctypes.data, []
 
@@ -555,7 +555,7 @@ def test_a_sequence_that_is_full():
     assert error(library.lrt_start(five, sizes[0] - 1, at)) == error(-10)
     assert library.lrt_start(five, size, at) == 0
     room = library.lrt_room(five)
-    assert 5 <= room < 16  # what rows are filled up to may hold some more
+    assert 5 <= room < 16  # the padding of rows may hold a few more
     for token in range(room):
         assert library.lrt_step(five, token % 5) == 0
         right.step(token % 5)
@@ -581,7 +581,7 @@ def test_a_sequence_that_is_full():
 
 @pytest.mark.parametrize("decay", [0.0, -0.0])
 def test_a_state_of_decay_0_loads(decay):
-    """-0 is a rate as good as 0, and leaves no -0 in the padding (found by fuzzing)."""
+    """As a rate, -0 is as good as 0, and it leaves no -0 in the padding (found by fuzzing)."""
     content = content_of(**KINDS["retention"])
     for at in [at for at in range(320, len(content) - 8, 4) if rate_at(content, at, "retention")]:
         struct.pack_into("<f", content, at, decay)
@@ -593,7 +593,7 @@ def test_a_state_of_decay_0_loads(decay):
 
 
 def test_a_state_fits_the_weights_it_was_made_with():
-    """The same sizes are not enough."""
+    """Equal sizes are not enough."""
     model = build()
     one = Sequence(Model(export.to_bytes(model)))
     with torch.no_grad():
@@ -602,7 +602,7 @@ def test_a_state_fits_the_weights_it_was_made_with():
         Sequence(Model(export.to_bytes(model))).load(one.save())
 
 
-VERSIONS = ("four to one", "gated")  # recognisers, of either version of the format
+VERSIONS = ("four to one", "gated")  # recognisers, one for each version of the format
 
 
 def recogniser(kind="four to one", **changes):
@@ -630,7 +630,7 @@ def test_a_recogniser_of_one_version_as_another():
     assert [header_of(recogniser(kind)) for kind in VERSIONS] == [320, 384]
     for kind, other in zip(VERSIONS, (2, 1), strict=True):
         assert reason_of(with_word(recogniser(kind), 8, other)) is not None
-    short = bytearray(recogniser("gated")[:384])  # no room for the header of frames
+    short = bytearray(recogniser("gated")[:384])  # too short for the header of frames
     struct.pack_into("<Q", short, 16, 384)
     refused(repaired(short), "shorter or longer than it must be")
 
@@ -640,7 +640,7 @@ def test_a_recogniser_of_one_version_as_another():
     "name", ["inputs", "subsampled", "stages", "bytes of names", "rate", "frame", "shift"]
 )
 def test_sizes_of_frames_that_are_hostile(kind, name):
-    """A file that is as long as before may name another rate, or frame of audio, that is in bounds."""
+    """At an unchanged file size, another rate or frame length within bounds is accepted."""
     content = recogniser(kind)
     right = struct.unpack_from("<I", content, place(content, name))[0]
     harmless = {"rate": {2**14, 2**16, 2**20, 2**24}, "frame": {2**14}, "shift": {1}}.get(name, set())

@@ -1,4 +1,4 @@
-"""The runtime's features against those of the library: the definition in float64, and Kaldi's program."""
+"""The runtime's features compared with those of the library: the float64 definition, and Kaldi's program."""
 
 import ctypes
 
@@ -20,11 +20,11 @@ pytestmark = [
 ]
 
 CONFIGS = [
-    features.Config(rate=8_000),  # of the recogniser that comes with lintra
+    features.Config(rate=8_000),  # the recogniser that comes with lintra
     features.Config(rate=16_000, bins=80),
     features.Config(rate=16_000, bins=23, low_hz=100.0, high_hz=7_600.0),
     features.Config(rate=44_100, bins=3, frame_ms=20.0, shift_ms=20.0, low_hz=0.0),
-    features.Config(rate=1_000, bins=4, frame_ms=32.0, shift_ms=1.0),  # a frame that is a power of two
+    features.Config(rate=1_000, bins=4, frame_ms=32.0, shift_ms=1.0),  # a frame length that is a power of two
     features.Config(rate=22_050, bins=40, frame_ms=46.44, shift_ms=11.61, low_hz=133.333),
 ]
 
@@ -35,9 +35,9 @@ def opened(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_definition(config, instruction_set):
-    """To the rounding of the result. A bound in Hz is kept in float32, which moves a filter by 1e-7."""
+    """To the rounding of the result. A bound in Hz is stored in float32, which shifts a filter by 1e-7."""
     samples = noise(config.frame + 6 * config.shift - 1)
-    samples[: config.frame // 2] = 0  # among them digital silence
+    samples[: config.frame // 2] = 0  # includes digital silence
     mine, right = opened(config).push(samples), features.reference(samples, config)
     assert mine.shape == right.shape == (6, config.bins)
     assert np.abs(mine - right).max() < 1e-5
@@ -62,7 +62,7 @@ def test_pieces_are_the_whole(sizes):
 
 @pytest.mark.parametrize("samples", [np.zeros(400), np.full(400, 1.0), np.full(400, 1e37)])
 def test_nothing_is_heard_in_what_does_not_move(samples):
-    """No energy, whose logarithm is that of the floor; of what is loud, the rounding of its mean is left."""
+    """The energy is 0, with the logarithm of the floor; loud input leaves the rounding of its mean."""
     mine = opened(CONFIGS[0]).push(samples.astype(np.float32))
     assert np.isfinite(mine).all()
     if samples.max() <= 1:
@@ -74,7 +74,7 @@ def test_samples_that_are_none():
     stream.push(samples[:150])
     for wrong in (np.nan, np.inf, -np.inf):
         with pytest.raises(Error, match="samples must be finite"):
-            stream.push(np.append(samples[150:], wrong))  # of which nothing is heard
+            stream.push(np.append(samples[150:], wrong))  # none of it is processed
     with pytest.raises(Error, match=r"samples must be floats \[n\] in \[-1, 1\], got int16 \[3\]"):
         stream.push(np.ones(3, np.int16))
     with pytest.raises(Error, match=r"samples must be floats \[n\] .* got float32 \[1, 5\]"):
@@ -126,7 +126,7 @@ def test_memory_that_does_not_do():
 
 
 def test_a_filter_without_a_frequency():
-    """As `lintra.audio.features` refuses it, where a file says so all the same."""
+    """`lintra.audio.features` refuses such a filter; here, a file asks for it anyway."""
     model = Model(export.to_bytes(build()))
     config = FilterbankConfig(rate=8_000, bins=120, frame=200, shift=80, low_hz=20.0, high_hz=4_000.0)
     memory, address = runtime.aligned(200_000), ctypes.addressof(config)

@@ -1,4 +1,4 @@
-"""The C files by themselves: their functions, their programs with sanitizers, and in WebAssembly."""
+"""The C files by themselves: their functions, their programs under sanitizers, and in WebAssembly."""
 
 import base64
 import json
@@ -56,11 +56,11 @@ def said(*command, expect=0):
     return done.stderr if expect else done.stdout
 
 
-# Units in the last place; of 1 for the far tails of gelu and for what is added to a logarithm, whose sizes up
-# to 80 a float keeps 4 such units. gelu's tail is exp of a number, and multiplies its rounding: 32 at x = -5.
+# Units in the last place; units of 1 for the far tails of gelu and for what is added to a logarithm: at sizes
+# up to 80, a float keeps 4 such units. The tail of gelu, an exponential, multiplies roundings: 32 at x = -5.
 BOUNDS = {"exponential": 1, "logarithm": 2, "sigmoid": 2, "gelu": 40, "far gelu": 4, "log sigmoid": 10}
 BOUNDS |= {"softplus": 4, "one minus exp": 2, "halves": 0, "sin_cos": 0.51}
-# Each of three blocks becomes a float, and so does their sum; of a whole number a float keeps 9 bits more.
+# Each of three blocks becomes a float, and so does their sum; an integer keeps 9 bits more.
 BOUNDS |= {"products": 1.5, "quantization": 0.51}
 
 
@@ -84,7 +84,7 @@ def fuzz(tmp_path_factory):
 
 
 def results(printed):
-    """How often each came, by its number, and how many inputs there were."""
+    """How often each result occurred, by its number, and the number of inputs."""
     first, *lines = printed.splitlines()
     return {int(code): int(times) for code, times in map(str.split, lines)}, int(first.split()[1])
 
@@ -92,17 +92,17 @@ def results(printed):
 @pytest.mark.slow
 @needs_compiler
 def test_changed_files_under_sanitizers(fuzz, tmp_path):
-    """Once through the changes of every kind. `make fuzz` looks for longer."""
+    """One pass over the mutations of every kind. `make fuzz` searches for longer."""
     found, inputs = results(said(fuzz, 0.01, 1, *corpus.write(tmp_path)))
     assert inputs == (len(KINDS) + len(RECOGNISERS)) * 51
     # Bad magic, version, size, kind, sizes, numbers, padding, tokens, states, inputs, ends and full memory:
-    # all were met.
+    # all of these must have occurred.
     assert {0, -1, -2, -3, -5, -6, -7, -8, -11, -18, -19, -21} <= found.keys()
 
 
 @needs_compiler
 def test_found_cases_under_sanitizers(fuzz):
-    """What once was wrong stays right."""
+    """Inputs that once failed still pass."""
     cases = sorted((HERE / "cases").iterdir())
     assert results(said(fuzz, 0, 0, *cases))[1] == len(cases)
 
@@ -130,14 +130,14 @@ def test_the_example_draws_what_the_library_draws(small, tmp_path):
     while len(drawn) <= 784:
         sequence.step(drawn[-1])
         drawn.append(sequence.sample())
-    # Its sums are rounded twice where the library's may be rounded once: a draw falls between the two in
-    # about one image of a thousand, not in this one.
+    # Its sums are rounded twice where those of the library may be rounded once: a draw falls between the
+    # two in about one image in a thousand, but not in this one.
     assert list(map(int, values)) == drawn[1:]
 
 
 @needs_compiler
 def test_the_example_draws_what_the_command_line_draws(small, tmp_path):
-    """The images of a seed, by their number; a seed above 32 bits too."""
+    """The images of a seed, by number; a seed above 32 bits works too."""
     program = compiled(tmp_path / "draw", ROOT / "examples/draw.c", SOURCE, options=["-O3"])
     for seed, images in ((3, 3), (2**40 + 5, 1)):
         drawn = generate(checkpoint.load("mnist-small"), steps=784, seed=seed, batch=images)
@@ -148,7 +148,7 @@ def test_the_example_draws_what_the_command_line_draws(small, tmp_path):
 
 @needs_compiler
 def test_the_example_is_built_by_a_bare_compiler(small, tmp_path):
-    """Without a flag and without the mathematical library."""
+    """Without flags, and without the math library."""
     program = tmp_path / "draw"
     command = [compiler, f"-I{SOURCE.parent}", ROOT / "examples/draw.c", SOURCE, "-o", program]
     subprocess.run(command, check=True)
@@ -181,10 +181,10 @@ def heard(program, file, samples, expect=0):
 @pytest.mark.slow
 @needs_compiler
 def test_the_example_hears_what_the_library_hears(spoken, small, tmp_path):
-    """Under sanitizers: nothing is read beyond the samples, whose last ones fill no frame, or leaked."""
+    """Under sanitizers: nothing is leaked, or read beyond the samples, the last of which fill no frame."""
     program = compiled(tmp_path / "hear", ROOT / "examples/hear.c", SOURCE, AUDIO, options=SANITIZE)
     recordings = sorted((ROOT / "tests/speech/data").glob("*.wav"))
-    samples = b"".join(recording.read_bytes()[44:] for recording in recordings)  # behind their headers
+    samples = b"".join(recording.read_bytes()[44:] for recording in recordings)  # without the headers
     for cut in (0, 2, 242, 642):
         given = samples[: len(samples) - cut]
         listener = Transcriber(Model.open(spoken))
@@ -201,8 +201,8 @@ needs_node = pytest.mark.skipif(node is None, reason="there is no node to run We
 CLANG = os.environ.get("CLANG", "clang-19")
 
 
-LATER = ["gated", "delta", "kda, low rank", "ssd", "convolved linear"]  # of version 2 of the format
-LATER += ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"]  # of version 3
+LATER = ["gated", "delta", "kda, low rank", "ssd", "convolved linear"]  # version 2 of the format
+LATER += ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"]  # version 3
 
 
 def in_wasm(program, file, seed, tokens, *flags):
@@ -211,7 +211,7 @@ def in_wasm(program, file, seed, tokens, *flags):
 
 @pytest.fixture(scope="module", params=["committed", "rebuilt"])
 def wasm(request, tmp_path_factory):
-    """The folder of the two programs that are shipped, and of those that `make wasm` makes of the source."""
+    """A folder with two programs: those shipped, and those that `make wasm` builds from the source."""
     if request.param == "committed":
         return SOURCE.parent
     if shutil.which(CLANG) is None or shutil.which("make") is None:
@@ -229,14 +229,14 @@ def wasm(request, tmp_path_factory):
 @pytest.mark.parametrize("weights", export.WEIGHTS)
 @pytest.mark.parametrize("kind", ["plain", "retention", "rfa", "mixture", "context", *LATER])
 def test_webassembly_gives_what_the_baseline_gives(kind, weights, wasm, tmp_path):
-    """To the bit: the same lanes in the same order, and neither has fused sums."""
+    """To the bit: both use the same lanes in the same order, and neither has fused sums."""
     if "baseline" not in native.instruction_sets():
         pytest.skip("the instruction sets of this processor have fused sums")
     model = build(**KINDS[kind])
     export.write(model, tmp_path / "model.lrt", weights)
     tokens = [model.start_token, *range(model.config.vocabulary - 1)]
     found = in_wasm(wasm / "lintra_runtime.wasm", tmp_path / "model.lrt", 5, tokens)
-    if "error" in found:  # 40 more tokens are more than it has positions for
+    if "error" in found:  # it has too few positions for 40 more tokens
         assert found["error"] == "the model has no position for so many tokens"
         return
     with native.use("baseline"):
@@ -254,7 +254,7 @@ def test_webassembly_gives_what_the_baseline_gives(kind, weights, wasm, tmp_path
 
 @needs_node
 def test_relaxed_webassembly(wasm, small):
-    """As the first, but for sums that are rounded once or twice, as the processor likes."""
+    """Equal to the first, except for sums that this processor may round once or twice."""
     flag = "--experimental-wasm-relaxed-simd"
     if flag not in said(node, "--v8-options"):
         pytest.skip("this node has no relaxed SIMD")
@@ -287,7 +287,7 @@ def test_webassembly_is_small():
     "flags", [["-O3", "-ffp-contract=fast", "-fno-math-errno"], []], ids=["fast", "plain"]
 )
 def test_nothing_is_asked_of_a_library(flags, source, tmp_path):
-    """Compiled by itself, it needs no more than what moves memory, and has no variables that live on."""
+    """Compiled by itself, it needs only functions that move memory, and has no static variables."""
     program = tmp_path / "runtime.o"
     command = [compiler, "-std=c11", *flags, "-fno-stack-protector", "-c", source, "-o", program]
     subprocess.run(command, check=True)

@@ -1,4 +1,4 @@
-"""Recognisers in the runtime against PyTorch: the same log-probabilities, the same text, however it comes."""
+"""Recognisers in the runtime compared with PyTorch: the same log-probabilities and text for any pieces."""
 
 import dataclasses
 import re
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-STEPS = 9  # as many as there are learned positions
+STEPS = 9  # the number of learned positions
 
 
 def loaded(model, weights="float32"):
@@ -36,7 +36,7 @@ def loaded(model, weights="float32"):
 
 
 def heard(sequence, given):
-    """The log-probabilities after each group of frames [t n], and the symbols that it adds."""
+    """The log-probabilities after each group of frames [t n], and the symbols that each adds."""
     group, log_probs, symbols = sequence.model.facts["subsample"], [], []
     for at in range(0, len(given), group):
         sequence.read(given[at : at + group])
@@ -47,7 +47,7 @@ def heard(sequence, given):
 
 @torch.no_grad()
 def extended(model, given):
-    """What PyTorch gives when it hears group by group."""
+    """The log-probabilities of PyTorch when it reads group by group."""
     group, state, found = model.config.subsample, None, []
     for at in range(0, len(given), group):
         part = torch.from_numpy(given[at : at + group])[None]
@@ -59,7 +59,7 @@ def extended(model, given):
 @pytest.mark.parametrize("weights", TOLERANCE)
 @pytest.mark.parametrize("kind", RECOGNISERS)
 def test_reading_is_extending(kind, weights, instruction_set):
-    """With a whole group at the end, and with each number of frames less."""
+    """With a full group at the end, and with every smaller number of frames in it."""
     model = build(kind)
     group, runtime_model = model.config.subsample, loaded(model, weights)
     for missing in range(group):
@@ -72,7 +72,7 @@ def test_reading_is_extending(kind, weights, instruction_set):
 
 
 def test_the_recogniser_that_comes_with_lintra():
-    """As many frames as four seconds have, in one pass of PyTorch and step by step."""
+    """The frames of four seconds, in one pass of PyTorch and step by step."""
     model = checkpoint.load("spoken-digits")
     given = features.compute(noise(32_000), model.config.features)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_the_recogniser_that_comes_with_lintra():
     mine, symbols = heard(Sequence(loaded(model)), given)
     close(mine, right, 1e-5)
     assert symbols == greedy(right)
-    # Of the weights, which are stored in 16 bits, those of the keys are scaled and rounded again.
+    # Weights are stored in 16 bits; those of the keys are scaled and rounded again.
     half, symbols = heard(Sequence(loaded(model, "float16")), given)
     close(half, right, 1e-2)
     assert symbols == greedy(right)
@@ -106,7 +106,7 @@ def test_text_is_that_of_the_library(kind, sizes):
 
 @pytest.mark.parametrize("kind", RECOGNISERS)
 def test_float16_becomes_float32(kind):
-    """The same numbers, read as they are written, and the same names."""
+    """The same numbers, read as they were written, and the same names."""
     model = build(kind)
     half = loaded(model, "float16")
     content = half.to_float32()
@@ -232,6 +232,6 @@ def test_recognisers_that_are_refused(model, reason):
 
 
 def test_a_symbol_that_would_end_its_name():
-    """A zero byte is white space to nobody, and no text holds one."""
+    """A zero byte is not white space, and no text contains one."""
     with pytest.raises(ValueError, match="names of symbols without zero bytes"):
         export.to_bytes(build(symbols=Symbols("character", ("a", "\0"))))

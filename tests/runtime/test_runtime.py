@@ -1,4 +1,4 @@
-"""The runtime against PyTorch: the same params, the same probabilities, the same tokens."""
+"""The runtime compared with PyTorch: the same params, the same probabilities, the same tokens."""
 
 import math
 
@@ -29,13 +29,13 @@ pytestmark = [
 ]
 
 # Relative to the largest number. float32: the same sums in another order, gelu within 1.2e-7. float16 rounds
-# a weight by up to 2^-11 of itself, int8 by up to 2^-8 of the largest of its row, which hardly averages out
-# over the few inputs of these models; the layers add theirs up, and weights of both signs cancel (identity).
+# a weight by up to 2^-11 of itself, int8 by up to 2^-8 of the largest in its row. These errors hardly
+# average out over the few inputs here, and add up over layers; weights of both signs cancel (identity).
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1.5e-1}
 
 
 def tokens_of(model, count=LENGTH - 2, seed=1):
-    """With the start symbol, if there is one."""
+    """Random tokens, after the start symbol if there is one."""
     drawn = torch.randint(0, model.config.vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
     if model.start_token is not None:
         drawn[0] = model.start_token
@@ -92,7 +92,7 @@ def test_features_that_may_be_0_are_turned_where_a_model_says_so():
     activation=st.sampled_from(("gelu", "swiglu", "relu")),
 )
 def test_every_size(heads, dim, hidden, vocabulary, components, activation):
-    """Whatever is left over behind whole vectors and whole blocks of rows."""
+    """For every remainder after whole vectors and whole blocks of rows."""
     width = heads * dim
     model = build(
         heads=heads,
@@ -118,7 +118,7 @@ PAPER |= {"vocabulary": 256, "output": LogisticMixture(), "final_norm": False}
 
 @pytest.mark.parametrize("name", ["mnist-small", "paper"])
 def test_a_whole_image(name):
-    """784 steps within 1e-4 of the logits of the parallel form, whose sums are taken in another order."""
+    """784 steps within 1e-4 of the logits of the parallel form, whose sums run in another order."""
     if name == "paper":
         torch.manual_seed(0)
         model = decoder.Config(**PAPER).build().eval()
@@ -130,7 +130,7 @@ def test_a_whole_image(name):
 
 
 def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
-    """They are stored so: float16 loses nothing."""
+    """They are saved in 16 bits, so that float16 loses nothing."""
     model = checkpoint.load("mnist-small")
     tokens = tokens_of(model, 50)
     whole, half = (stepped(Sequence(loaded(model, weights)), tokens) for weights in ("float32", "float16"))
@@ -139,7 +139,7 @@ def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_float16_becomes_float32(kind):
-    """The same numbers, read as they are written, so the same params."""
+    """The same numbers, read as they were written, and so the same params."""
     model = build(**KINDS[kind])
     half = loaded(model, "float16")
     content = half.to_float32()
@@ -157,8 +157,8 @@ def test_the_shipped_model_as_float32_is_the_file_of_float32():
 
 @pytest.mark.parametrize("kind", ["plain", "kv_heads", "mixture"])
 def test_int8_is_rounded_weights(kind, instruction_set):
-    """The same weights as floats give the same: what x loses, 2^-16 of its largest number, is 100 times less
-    than what they lose."""
+    """The rounded weights as floats give the same: the rounding of x, 2^-16 of its largest number, is 100
+    times smaller than theirs."""
     model = build(**KINDS[kind])
     tokens = tokens_of(model)
     mine = stepped(Sequence(loaded(model, "int8")), tokens)
@@ -187,7 +187,7 @@ def test_instruction_sets_with_fused_sums_agree_to_the_bit():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weights", TOLERANCE)
 def test_prefill_is_steps(kind, weights, instruction_set):
-    """To the bit, in passes of any number of tokens."""
+    """To the bit, in passes over any number of tokens."""
     model = build(**KINDS[kind])
     tokens, runtime_model = tokens_of(model), loaded(model, weights)
     one, other = Sequence(runtime_model), Sequence(runtime_model)
@@ -203,7 +203,7 @@ def test_prefill_is_steps(kind, weights, instruction_set):
 
 
 def test_a_long_prefill_is_steps():
-    """More than two passes, at sizes that fill and leave over rows of every tile."""
+    """More than two passes, at sizes that fill every tile and leave a remainder."""
     model = build(width=65, heads=5, vocabulary=37, position="none", mlp_ratio=1.9)
     tokens = tokens_of(model, 43)
     for weights in TOLERANCE:
@@ -238,7 +238,7 @@ def test_a_state_is_saved_and_goes_on(kind):
 @given(cuts=st.lists(st.integers(0, 18), max_size=4))
 @settings(max_examples=10)
 def test_any_split_of_a_prefill(cuts):
-    """States and params to the bit, whatever the pieces, and saved between them."""
+    """States and params agree to the bit, whatever the pieces, with the state saved between them."""
     model = build(**KINDS["hybrid of all"])
     tokens, runtime_model = tokens_of(model), loaded(model)
     right, sequence = Sequence(runtime_model), Sequence(runtime_model)
@@ -249,13 +249,13 @@ def test_any_split_of_a_prefill(cuts):
         sequence.load(state)
         sequence.prefill(part.tolist())
     assert sequence.save() == right.save()
-    if sorted(cuts)[-1:] != [len(tokens)]:  # else the last piece is empty
+    if sorted(cuts)[-1:] != [len(tokens)]:  # otherwise the last piece is empty
         assert torch.equal(sequence.params(), right.params())
 
 
 @pytest.mark.parametrize("kind", ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"])
 def test_sequences_of_softmax_grow(kind):
-    """Past what there is room for at first, token by token, at once and from a state; a window stops that."""
+    """Beyond their initial room, token by token, at once and from a state; with a window they do not."""
     model = build(**KINDS[kind])
     runtime_model, tokens = loaded(model), tokens_of(model, 600)
     stepwise, whole, later = (Sequence(runtime_model) for _ in range(3))
@@ -264,7 +264,7 @@ def test_sequences_of_softmax_grow(kind):
         assert room == 2**32 - 1
     else:
         assert 256 <= room < 300
-    close(stepped(stepwise, tokens), right_params(model, tokens), 2e-5)  # of longer sums than others here
+    close(stepped(stepwise, tokens), right_params(model, tokens), 2e-5)  # longer sums than in the other tests
     whole.prefill(tokens)
     later.load(stepwise.save())
     assert whole.save() == stepwise.save() == later.save()
@@ -272,7 +272,7 @@ def test_sequences_of_softmax_grow(kind):
     sizes = [runtime_model.state_size(t) for t in (0, 5, 6, 600)]
     assert len(stepwise.save()) == sizes[-1]
     heads = [block.attn for block in model.blocks if isinstance(block.attn.attention, SoftmaxAttention)]
-    rows = [4 * 2 * attn.kv_heads * -(-attn.dim // 16) * 16 for attn in heads]  # of a token, bytes
+    rows = [4 * 2 * attn.kv_heads * -(-attn.dim // 16) * 16 for attn in heads]  # bytes per token
     windows = [attn.attention.config.window or math.inf for attn in heads]
     for size, t in zip(sizes, (0, 5, 6, 600), strict=True):
         assert size - sizes[0] == sum(row * min(t, w) for row, w in zip(rows, windows, strict=True))
@@ -296,7 +296,7 @@ SAMPLERS = [
 @pytest.mark.parametrize("kind", [{}, {"output": LogisticMixture(components=5)}], ids=["logits", "mixture"])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_the_same_numbers_draw_the_same_symbols(kind, sampler, instruction_set):
-    """Unless a number falls on the border of two of them, but for rounding."""
+    """Unless a number falls, up to rounding, on the border between two of them."""
     model = build(vocabulary=256, **kind)
     sequence, uniforms = Sequence(loaded(model)), np.random.default_rng(0).random(100)
     for token in tokens_of(model, 5):
@@ -312,7 +312,7 @@ def test_the_same_numbers_draw_the_same_symbols(kind, sampler, instruction_set):
 
 
 def test_equal_symbols_draw_as_equals():
-    """Those as probable as the last of the k most probable stay; the fewest that hold the share do not."""
+    """top_k keeps ties with its last symbol; top_p keeps the fewest symbols that hold the share."""
     model = build(vocabulary=9)
     with torch.no_grad():
         model.head.weight.zero_()
@@ -332,7 +332,7 @@ def test_equal_symbols_draw_as_equals():
 
 
 def test_far_levels_of_a_mixture_keep_their_logarithms():
-    """Where the mass of a level is below what a float holds, at the clamped scales and at both ends."""
+    """Where the mass of a level is below the range of a float, at the clamped scales and at both ends."""
     model = build(vocabulary=256, output=LogisticMixture(components=4))
     for scale in (-20.0, -7.0, -3.0, 0.0, 6.9, 30.0):
         with torch.no_grad():
@@ -341,7 +341,7 @@ def test_far_levels_of_a_mixture_keep_their_logarithms():
         sequence = Sequence(loaded(model))
         sequence.step(0)
         right = model.output.log_probs(sequence.params().double())
-        # Levels and means are held to some 2^-24, which the inverse scale multiplies.
+        # Levels and means are accurate to about 2^-24, which the inverse scale multiplies.
         tolerance = 2**-22 * math.exp(min(7, -scale)) + 3e-6 * (1 + right.abs())
         assert ((sequence.log_probs() - right).abs() <= tolerance).all()
 
@@ -362,7 +362,7 @@ def test_generation_is_that_of_pytorch():
 def test_generation_of_hybrids_is_that_of_pytorch(kind):
     model = build(**KINDS[kind])
     prompt = torch.tensor([tokens_of(model, 30), tokens_of(model, 30, seed=2)])
-    prompt[:, 0] = 1  # the start symbol comes by itself
+    prompt[:, 0] = 1  # the start symbol is added automatically
     options = {"steps": 100, "seed": 7, "temperature": 0.8}
     for begin in (None, prompt):
         asked = options if begin is not None else options | {"batch": 2}
@@ -402,7 +402,7 @@ def test_the_own_generator_is_uniform_and_follows_from_its_seed():
     assert np.abs(np.histogram(drawn[0], 10, (0, 1))[0] - 1000).max() < 3 * math.sqrt(10_000 * 0.09)
     sequence.seed(1)
     assert sequence.uniform() not in drawn[0]
-    # SplitMix64 from 0, as its authors' program prints it, in 53 bits.
+    # SplitMix64 from 0, as the authors' program prints it, in 53 bits.
     sequence.seed(0)
     assert sequence.uniform() == (0xE220A8397B1DCDAF >> 11) * 2**-53
     with pytest.raises(Error, match="seed must be between 0 and"):
@@ -443,7 +443,7 @@ def test_states_of_fewer_than_no_tokens():
 
 
 def test_no_probabilities():
-    """A symbol whose sums overflow: a sentence, and nothing of it stays in the working memory."""
+    """A symbol with sums that overflow: an error is raised, and nothing remains in working memory."""
     model = build(**KINDS["retention"])
     with torch.no_grad():
         model.embedding.table.weight[1] = 3e38

@@ -1,4 +1,4 @@
-"""CTC by its definition: every path there is, one by one."""
+"""CTC by its definition, with every path enumerated."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ def draw(time, symbols, seed=0, sharp=2.0):
 
 
 def collapsed(path):
-    """The text of a path: repeats merged, then blanks struck out."""
+    """The text of a path: repeats are merged, then blanks removed."""
     return tuple(symbol for symbol, _ in itertools.groupby(path) if symbol)
 
 
@@ -28,7 +28,7 @@ def every(log_probs):
 
 
 def texts(log_probs):
-    """Each text there is and its log-probability, all of its paths together."""
+    """Each possible text with its log-probability, summed over its paths."""
     found = defaultdict(float)
     for path, log_prob in every(log_probs):
         found[collapsed(path)] += math.exp(log_prob)

@@ -1,4 +1,4 @@
-"""Alignment against the best of all paths of a text; its words and their times."""
+"""Alignment compared with the best of all paths of a text; words and their times."""
 
 import math
 
@@ -26,7 +26,7 @@ def spans_of(path):
 
 @pytest.mark.parametrize(("time", "symbols", "seed"), [(1, 1, 0), (4, 2, 1), (6, 2, 2), (5, 3, 3)])
 def test_it_is_the_best_of_all_paths(time, symbols, seed):
-    """Of every text that there is in so many frames; two paths are never equally probable here."""
+    """For every text possible in that many frames; no two paths are equally probable here."""
     log_probs, best = paths.draw(time, symbols, seed), {}
     for path, log_prob in paths.every(log_probs):
         text = paths.collapsed(path)
@@ -53,7 +53,7 @@ def test_any_alignment_is_a_path_of_the_text(time, ids, seed):
 
 @given(st.lists(st.integers(1, 3), max_size=6))
 def test_the_fewest_frames(ids):
-    """The path says each symbol once, and a blank only between repeats."""
+    """The path has each symbol once, and a blank only between repeats."""
     least = frames_needed(ids)
     align(paths.draw(least, 3), ids)
     if least:
@@ -91,7 +91,7 @@ def test_characters_make_words_between_spaces():
 
 @given(st.text("ab ", max_size=10))
 def test_the_words_are_those_of_the_text(text):
-    """Spaces at either end and beside each other included."""
+    """Even with spaces at either end, or several in a row."""
     symbols = Symbols("character", (" ", "a", "b"))
     ids = [1 + " ab".index(x) for x in text]
     found = word_times(symbols, ids, [(i, i) for i in range(len(ids))], seconds=1.0)

@@ -1,4 +1,4 @@
-"""Features that are computed when they are asked for: those of a corpus, and what is known beforehand."""
+"""Features computed on demand equal those of a corpus; what is known beforehand."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def utterances(tmp_path):
 
 @pytest.mark.parametrize("speeds", [(1.0,), (0.9, 1.0, 1.1)])
 def test_they_are_those_of_a_corpus(utterances, speeds):
-    """But for a frame at the end of a recording whose rate is changed."""
+    """Except for a frame at the end of a recording whose rate is changed."""
     kept, left_out = prepare(utterances, CONFIG, cache=None, speeds=speeds)
     seen = []
     found, skipped = computed(utterances, CONFIG, speeds=speeds, report=seen.append)

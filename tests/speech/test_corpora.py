@@ -1,4 +1,4 @@
-"""AN4 and FSDD: small ones of their shape, and the real ones where they are."""
+"""AN4 and FSDD: small ones of the same structure, and the real ones if they are present."""
 
 import io
 import lzma
@@ -81,11 +81,11 @@ def test_a_bad_an4(small_an4):
         an4(small_an4)
 
 
-SPEAKERS, TAKES = ("ann", "bob"), range(7)  # of which the first two are for the test
+SPEAKERS, TAKES = ("ann", "bob"), range(7)  # the first two takes are for the test
 
 
 def recording(digit, speaker, take):
-    """Samples that tell what they are."""
+    """Samples that encode which recording they are."""
     first = 1_000 * digit + 100 * SPEAKERS.index(speaker) + take
     return np.array([first, -1, -first], np.int16).repeat(2 + digit)
 
@@ -102,7 +102,7 @@ def wave_file(samples, channels=1, rate=FSDD_RATE):
 
 @pytest.fixture
 def small_fsdd(tmp_path):
-    """Writes the two files, with other members in the archive and more lines in the index; their folder."""
+    """Write the two files, with extra members in the archive and extra lines in the index; their folder."""
 
     def write(members=None, lines=()):
         files, index = {}, ["file,digit,speaker,take,split,samples"]
@@ -135,7 +135,7 @@ def samples_of(audio):
 
 
 def recordings_of(utterance):
-    """(digit, speaker, take) of each recording in a string, told from its samples."""
+    """(digit, speaker, take) of each recording in a string, decoded from its samples."""
     samples, found = samples_of(utterance.audio), []
     while len(samples):
         digit, rest = divmod(int(samples[0]), 1_000)

@@ -1,4 +1,4 @@
-"""A corpus: the features of each utterance, what is skipped, and the file that keeps them."""
+"""A corpus: the features of each utterance, what is skipped, and the file that stores them."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def noise(samples, seed=0):
 
 @pytest.fixture
 def utterances(tmp_path):
-    """Two recordings, a section of one and audio in memory; and three that cannot be used."""
+    """Two recordings, a section of one, and audio in memory; and three that cannot be used."""
     for name, rate, seed in (("a.wav", 8_000, 0), ("b.wav", 16_000, 1)):
         soundfile.write(tmp_path / name, noise(rate, seed), rate)
     (tmp_path / "text.wav").write_text("no audio")
@@ -51,7 +51,7 @@ def utterances(tmp_path):
 
 
 def same(one, other):
-    """Asserts that two corpora hold the same."""
+    """Assert that two corpora hold the same."""
     assert (one.ids, one.texts, one.speakers) == (other.ids, other.texts, other.speakers)
     np.testing.assert_array_equal(one.features, other.features, strict=True)
     np.testing.assert_array_equal(one.offsets, other.offsets)
@@ -97,7 +97,7 @@ def test_speeds(utterances):
     for i in range(len(plain)):
         np.testing.assert_array_equal(found.array(3 * i + 1), plain.array(i))
         slow, fast = found.frames(3 * i), found.frames(3 * i + 2)
-        # A frame more or less, and the part of a frame that its length is longer than its shift.
+        # One frame more or less, and the part of a frame by which its length exceeds its shift.
         assert slow == pytest.approx(plain.frames(i) / 0.9, abs=2)
         assert fast == pytest.approx(plain.frames(i) / 1.1, abs=2)
     assert len(skipped) == 6
@@ -109,7 +109,7 @@ def test_a_cache_holds_the_same(utterances, tmp_path, speeds, monkeypatch):
     wanted = prepare(utterances, CONFIG, cache=None, speeds=speeds)
     first = prepare(utterances, CONFIG, cache=path, speeds=speeds)
     assert [x.name for x in path.parent.iterdir()] == ["train.safetensors"]
-    monkeypatch.setattr(corpus, "arrays", None)  # from now on nothing is computed
+    monkeypatch.setattr(corpus, "arrays", None)  # nothing may be computed from now on
     for found in (first, prepare(utterances, CONFIG, cache=path, speeds=speeds)):
         same(found[0], wanted[0])
         assert found[1] == wanted[1]
@@ -197,7 +197,7 @@ def test_other_settings_are_computed_anew(utterances, tmp_path, settings):
 
 
 def rewritten(**changes):
-    """Writes a cache again with other tensors, or without those that are None."""
+    """Write a cache again with other tensors; None removes one."""
 
     def change(path):
         with safe_open(path, framework="np") as file:
@@ -278,7 +278,7 @@ def test_another_format_is_made_anew(utterances, tmp_path, monkeypatch):
 
 
 def test_memory_holds_one_utterance_when_a_cache_is_written(tmp_path):
-    """Kept in memory the features are several times as much."""
+    """In memory, the features would take several times as much."""
     many = [Utterance(id=str(i), features=tmp_path / f"{i}.npy") for i in range(40)]
     for i, utterance in enumerate(many):
         np.save(utterance.features, np.full((5_000, 3), i, np.float32))
@@ -307,15 +307,15 @@ def test_a_cache_that_is_interrupted_leaves_what_was_there(utterances, tmp_path,
 
 
 def test_what_killed_preparations_left_is_removed(utterances, tmp_path):
-    """After a day: until then it may be one that is at work."""
+    """After a day: a newer one may still be at work."""
     path = tmp_path / "train.safetensors"
-    # Hours since the folder was made, and since something was written in it.
+    # Hours since the folder was made, and since something was written into it.
     works = {
         ".train.safetensors.a": (25, 25),
         ".train.safetensors.b": (23, 23),
         ".train.safetensors.c": (25, 0),
     }
-    works[".test.safetensors.d"] = (25, 25)  # another cache's
+    works[".test.safetensors.d"] = (25, 25)  # that of another cache
     for name, ages in works.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / path.name).write_text("half")
@@ -417,7 +417,7 @@ def test_speeds_that_are_none(utterances, speeds):
 
 
 def test_given_features_at_other_tempos():
-    """Each is there at each, prepared or computed when it is heard; at the utterance's own as it came."""
+    """Every utterance exists at every tempo, prepared or computed on demand; at 1.0 it is unchanged."""
     sources = [Utterance(id="a", text="A", features=GOOD), Utterance(id="b", features=GOOD[:1])]
     speeds = (0.8, 1.0, 1.25)
     corpus, skipped = prepare(sources, GIVEN, cache=None, speeds=speeds)

@@ -1,4 +1,4 @@
-"""Decoding against the enumeration of all paths; greedy decoding in pieces."""
+"""Decoding compared with the enumeration of all paths; greedy decoding in pieces."""
 
 import math
 
@@ -14,7 +14,7 @@ from lintra.speech.ngram import NGram
 from tests.speech import paths
 
 TINY = [(1, 1), (4, 1), (3, 3), (5, 2), (6, 3)]
-ALL = 10_000  # more prefixes than any of these has
+ALL = 10_000  # more prefixes than occur here
 TEXTS = [(1, 2, 2), (2,), (1, 1), (2, 1, 2, 1)]
 
 
@@ -26,7 +26,7 @@ def model(symbols, order=3):
 
 @pytest.mark.parametrize(("time", "symbols"), TINY)
 def test_a_wide_beam_is_the_enumeration(time, symbols):
-    """Every text there is, with the sum of its paths; in order of it."""
+    """Every text there is, ordered by the sum over its paths."""
     log_probs = paths.draw(time, symbols)
     expected = paths.texts(log_probs)
     found = beam(log_probs, width=ALL)
@@ -49,7 +49,7 @@ def test_a_wide_beam_with_a_language_model_is_the_enumeration(time, symbols, ord
 
 
 def test_a_language_model_decides_between_what_sounds_alike():
-    """1 and 2 are as probable in every frame; the model has seen 1 2 only."""
+    """1 and 2 are equally probable in every frame; the language model has seen only 1 2."""
     log_probs = torch.tensor([[0.2, 0.4, 0.4], [0.8, 0.1, 0.1], [0.2, 0.4, 0.4]], dtype=torch.float64).log()
     lm = NGram.learn([(1, 2)] * 9, order=2, symbols=2)
     assert beam(log_probs, width=9, lm=lm, weight=1.0)[0].ids == (1, 2)
@@ -58,7 +58,7 @@ def test_a_language_model_decides_between_what_sounds_alike():
 
 
 def test_one_text_of_many_paths_beats_the_best_path():
-    """Graves' example: the best path says nothing, 1 is more probable."""
+    """Graves' example: the best path is empty, but the text 1 is more probable."""
     log_probs = torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()
     assert greedy(log_probs) == []
     assert beam(log_probs, width=2)[0].ids == (1,)
@@ -68,7 +68,7 @@ def test_one_text_of_many_paths_beats_the_best_path():
 @settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 8), st.integers(0, 99), st.booleans())
 def test_any_beam_says_what_is_true(time, symbols, width, seed, prior):
-    """No text twice, the best first; no text is more probable than by all of its paths, which torch sums."""
+    """No text occurs twice; the best is first; none is likelier than all its paths, summed by torch."""
     log_probs = paths.draw(time, symbols, seed)
     options = {"lm": model(symbols), "weight": 0.5} if prior else {}
     found = beam(log_probs, width=width, **options)
@@ -87,7 +87,7 @@ def test_any_beam_says_what_is_true(time, symbols, width, seed, prior):
 
 
 def test_a_text_that_left_the_beam_and_comes_back_is_the_same():
-    """While a longer one stayed: there would be two of them."""
+    """Meanwhile a longer text stayed in the beam: a naive search would hold it twice."""
     weights = [[4, 3, 0], [2, 2, 3], [0, 4, 0], [1, 3, 2], [1, 3, 0], [3, 4, 1]]
     x = torch.tensor(weights, dtype=torch.float64)
     found = beam((x / x.sum(1, keepdim=True)).log(), width=4)
@@ -111,7 +111,7 @@ def test_no_frames_say_nothing():
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=6))
 def test_greedy_is_the_best_path_in_any_pieces(pieces):
-    """Repeats across pieces, with blanks between them or without, empty pieces."""
+    """Repeats across pieces, with blanks between them or without, and empty pieces."""
     path = [symbol for piece in pieces for symbol in piece]
     frames = [functional.one_hot(torch.tensor(piece, dtype=torch.int64), 3).float() for piece in pieces]
     whole = torch.cat([torch.zeros(0, 3), *frames])

@@ -1,4 +1,4 @@
-"""Lists of recordings: what the forms mean, and that each thing wrong with them is named with its line."""
+"""Lists of recordings: the meaning of each form, and error messages that name the line of each mistake."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 
 @pytest.fixture
 def manifest(tmp_path):
-    """Writes a manifest of these bytes, or objects; its path."""
+    """Write a manifest of these bytes or objects; return its path."""
 
     def write(*content):
         path = tmp_path / "train.jsonl"
@@ -23,7 +23,7 @@ def manifest(tmp_path):
 
 @pytest.fixture
 def kaldi(tmp_path):
-    """Writes the files of a Kaldi folder; its path."""
+    """Write the files of a Kaldi folder; return its path."""
 
     def write(**files):
         for name, content in files.items():

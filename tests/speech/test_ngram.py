@@ -1,4 +1,4 @@
-"""n-grams: probabilities that sum to 1, the formula by hand, the counts; the file."""
+"""n-grams: probabilities that sum to 1, the formula by hand, the counts, the file."""
 
 import json
 import math
@@ -16,7 +16,7 @@ TEXTS = st.lists(st.lists(st.integers(1, 3), max_size=6), min_size=1, max_size=6
 
 
 def by_definition(texts, order, symbols, history, symbol):
-    """Witten and Bell's recursion over counts made anew from the padded texts."""
+    """The recursion of Witten and Bell, with counts taken anew from the padded texts."""
     padded = [[0] * (order - 1) + list(text) + [0] for text in texts]
     history = ([0] * (order - 1) + list(history))[len(history) :]
 
@@ -34,7 +34,7 @@ def by_definition(texts, order, symbols, history, symbol):
 
 @given(TEXTS, st.integers(1, 4), st.lists(st.integers(1, 4), max_size=5))
 def test_it_is_the_definition_and_sums_to_one(texts, order, history):
-    """After any history, of unseen symbols too: symbol 4 is in no text."""
+    """After any history, even with unseen symbols: symbol 4 is in no text."""
     lm = NGram.learn(texts, order=order, symbols=4)
     found = np.exp(lm.log_probs(history))
     assert found.sum() == pytest.approx(1, abs=1e-12)
@@ -45,7 +45,7 @@ def test_it_is_the_definition_and_sums_to_one(texts, order, history):
 
 
 def test_a_case_by_hand():
-    """Two texts, 1 and 1 2: unigrams 1 twice, 2 once, the end twice, of 3 kinds."""
+    """Two texts, 1 and 1 2: the unigrams are 1 twice, 2 once and the end twice, of 3 kinds."""
     lm = NGram.learn([(1,), (1, 2)], order=2, symbols=2)
     once = {1: (2 + 3 / 3) / 8, 2: (1 + 3 / 3) / 8, 0: (2 + 3 / 3) / 8}
     assert math.exp(lm.log_prob((), 1)) == pytest.approx((2 + once[1]) / 3)

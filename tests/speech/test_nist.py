@@ -1,4 +1,4 @@
-"""Lines that NIST's tools read: a name is one word, and is that of one recording."""
+"""Lines for the tools of NIST: a name is one word, and belongs to one recording."""
 
 import re
 
@@ -11,7 +11,7 @@ from lintra.speech.nist import ctm, names, stm, trn
 
 @given(own=st.lists(st.text("ab -2\t()", min_size=1), max_size=8))
 def test_names_are_different_words(own):
-    """Those they have where they can be."""
+    """Names are kept where possible."""
     for unwanted in (r"\s", r"[\s()]"):
         found = names(own, unwanted)
         assert len(set(found)) == len(own)
@@ -21,7 +21,7 @@ def test_names_are_different_words(own):
 
 
 def test_lines():
-    """Times in milliseconds, of which the end is rounded as well."""
+    """Times are in milliseconds; the end is rounded as well."""
     assert ctm("a", Word("one", 0.0004, 1.0006)) == "a 1 0.000 1.001 one"
     assert ctm("a", Word("one", 0.1234, 0.3456)) == "a 1 0.123 0.223 one"
     assert stm("a", None, 1.5, "one two") == "a 1 a 0.000 1.500 one two"

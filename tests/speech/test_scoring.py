@@ -1,4 +1,4 @@
-"""Edits against brute force and torchmetrics; the bootstrap where its interval is known."""
+"""Edits compared with brute force and torchmetrics; the bootstrap where its interval is known."""
 
 import math
 from functools import cache
@@ -15,7 +15,7 @@ TEXT = st.text("ab ", max_size=12)
 
 
 def all_alignments(reference, hypothesis):
-    """(substitutions, insertions, deletions) of every way to go through both, by the definition."""
+    """(substitutions, insertions, deletions) of every way to traverse both, by the definition."""
 
     @cache
     def ways(i, j):
@@ -75,7 +75,7 @@ def test_rates_of_nothing():
 
 
 def test_a_long_text():
-    """A thousand words, each third one missing: rows, not a table of a million numbers in Python."""
+    """Every third of 3,000 words is missing: computed by rows, without a full table in Python."""
     words = [str(i) for i in range(3_000)]
     kept = [word for i, word in enumerate(words) if i % 3]
     assert word_edits(" ".join(words), " ".join(kept)) == Edits(0, 0, 1_000, 3_000)
@@ -106,7 +106,7 @@ def test_the_interval_is_that_of_the_binomial():
 
 
 def test_an_utterance_goes_in_as_a_whole():
-    """Errors that stand together tell less than as many that do not."""
+    """Clustered errors are weaker evidence than the same number of scattered ones."""
     together = [Edits(10, 0, 0, 10)] * 3 + [Edits(0, 0, 0, 10)] * 7
     apart = [Edits(3, 0, 0, 10)] * 10
     assert bootstrap(apart) == (0.3, 0.3)
@@ -116,7 +116,7 @@ def test_an_utterance_goes_in_as_a_whole():
 
 
 def test_the_rate_is_of_sums():
-    """A long utterance counts for more: the two outcomes of drawing one of two, and the one between."""
+    """A long utterance counts for more: drawing two of two has these outcomes, and the one between."""
     low, high = bootstrap([Edits(0, 0, 0, 1), Edits(9, 0, 0, 9)], level=0.9)
     assert (low, high) == (0, 1)
     middle, _ = bootstrap([Edits(0, 0, 0, 1), Edits(9, 0, 0, 9)], level=0.01)

@@ -1,4 +1,4 @@
-"""Audio in pieces of any size gives the text of the whole, symbol by symbol, and no more memory."""
+"""Audio in pieces of any size gives the text of the whole, symbol by symbol, in constant memory."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def build(attention=None, symbols=CHARACTERS, **changes):
     part = encoder.Config(inputs=12, layers=2, heads=4, width=16, causal=True, attention=attention)
     options = {"symbols": symbols, "features": READ, "normalize": "global", "encoder": part} | changes
     model = ctc.Config(**options).build().double().eval()
-    with torch.no_grad():  # a fresh model says the same symbol all the time
+    with torch.no_grad():  # a fresh model repeats the same symbol
         model.head.weight.mul_(20)
         if model.config.normalize == "global":
             model.fit_statistics(features.compute(noise(8_000), model.config.features))
@@ -38,7 +38,7 @@ def build(attention=None, symbols=CHARACTERS, **changes):
 
 
 def noise(samples, seed=0):
-    """Loud and quiet by turns."""
+    """Alternately loud and quiet noise."""
     generator = np.random.default_rng(seed)
     loudness = np.repeat(generator.uniform(0.01, 0.5, samples // 400 + 1), 400)[:samples]
     return (loudness * generator.uniform(-1, 1, samples)).astype(np.float32)
@@ -52,7 +52,7 @@ def offline(model, samples):
 
 
 def listening(model):
-    """The transcriber of a model, and the log-probabilities that it will have seen."""
+    """The transcriber of a model, and the log-probabilities that it will receive."""
     heard, extend = [], model.extend
 
     def overheard(x, state=None, **options):
@@ -73,7 +73,7 @@ def cut(samples, sizes):
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=8))
 @settings(max_examples=6)
 def test_streaming_is_the_whole(attention, subsample, sizes):
-    """The text and, to float64's last digits, the log-probabilities. The last piece may be any size too."""
+    """The text and, to the last digits of float64, the log-probabilities. The last piece has any size too."""
     model = build(attention, subsample=subsample)
     samples = noise(sum(sizes))
     transcriber, heard = listening(model)
@@ -85,7 +85,7 @@ def test_streaming_is_the_whole(attention, subsample, sizes):
 
 @pytest.mark.parametrize("symbols", [CHARACTERS, WORDS, PHONEMES], ids=lambda symbols: symbols.unit)
 def test_pieces_of_text_join_as_symbols_do(symbols):
-    """A space between words, wherever the pieces end; none before the first."""
+    """A space between words, wherever the pieces end, but none before the first."""
     model, samples = build(symbols=symbols), noise(9_000, seed=3)
     transcriber = Transcriber(model)
     texts = [transcriber.push(piece) for piece in cut(samples, [300] * 30)]
@@ -96,7 +96,7 @@ def test_pieces_of_text_join_as_symbols_do(symbols):
 
 
 def test_text_comes_as_soon_as_it_can():
-    """All that the frames so far decide is out before the end."""
+    """All that the frames so far determine comes out before the end."""
     model, samples = build(), noise(9_000, seed=3)
     transcriber, frames = Transcriber(model), 0
     text = ""
@@ -110,7 +110,7 @@ def test_text_comes_as_soon_as_it_can():
 @given(sizes=st.lists(st.integers(0, 1_500), min_size=1, max_size=8), seed=st.integers(0, 9))
 @settings(max_examples=10)
 def test_times_are_those_of_the_whole(symbols, sizes, seed):
-    """Words come once each; what is said of one that is not complete begins it, and its end only grows."""
+    """Each word comes once; a partial word is a prefix of it, and its end only moves forward."""
     model, samples = build(symbols=symbols), noise(sum(sizes), seed)
     transcriber, said, partial = Transcriber(model), [], []
     for piece in [*cut(samples, sizes), None]:
@@ -132,7 +132,7 @@ def test_times_are_those_of_the_whole(symbols, sizes, seed):
 
 
 def test_a_word_is_complete_as_soon_as_it_can_be():
-    """Of characters with the space after it, of words when they end."""
+    """With character symbols after the next space, with word symbols when they end."""
     for symbols, ends in ((CHARACTERS, lambda text: text.endswith(" ")), (WORDS, lambda _: False)):
         model, samples = build(symbols=symbols), noise(9_000, seed=3)
         transcriber, text, said = Transcriber(model), "", []
@@ -148,12 +148,12 @@ def test_a_word_is_complete_as_soon_as_it_can_be():
 
 @pytest.mark.parametrize("attention", [*RECURRENT, softmax.Config(window=3)], ids=str)
 def test_memory_is_constant(attention):
-    """What is kept after 10 pieces and after 100 of the same size is as large."""
+    """The state after 10 pieces and after 100 of the same size is equally large."""
     transcriber, sizes = Transcriber(build(attention)), []
     piece = noise(330)
     for count in range(1, 101):
         transcriber.push(piece)
-        if count in (10, 26, 98):  # as many frames, left over from groups of 4, each time
+        if count in (10, 26, 98):  # each time the same number of frames is left over from groups of 4
             kept = [x.untyped_storage().nbytes() for x in leaves(transcriber._state)]
             sizes.append((kept, transcriber._waiting.nbytes, len(transcriber._before)))
     assert sizes[0][0] == sizes[1][0] == sizes[2][0]

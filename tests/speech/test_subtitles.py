@@ -1,4 +1,4 @@
-"""Subtitles: cues that can be read, the same whether their words come at once or while they are said."""
+"""Subtitles: readable cues, the same whether their words come at once or one by one."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ def cues(words, duration):
 
 @given(SPOKEN)
 def test_cues_hold_every_word_and_can_be_read(spoken):
-    """In order, one after another, no longer than they may be but for a word that is so alone."""
+    """In order, one after another, within the limits, except for a single word that exceeds them."""
     words = said(spoken)
     duration = words[-1].end + 0.1 if words else 0.1
     found = cues(words, duration)
@@ -56,7 +56,7 @@ def test_cues_hold_every_word_and_can_be_read(spoken):
 
 @given(SPOKEN, st.lists(st.floats(0, 60), max_size=20))
 def test_cues_are_those_of_the_whole_while_words_come(spoken, times):
-    """Looked at any time: words that ended by then, and the one that is being said."""
+    """At any time: the words that have ended, and the one being spoken."""
     words = said(spoken)
     duration = words[-1].end + 0.5 if words else 0.5
     subtitles, found, place = Subtitles(), [], 0

@@ -1,4 +1,4 @@
-"""Transcripts of whole recordings: in a batch what they are alone; a search is one of the two there are."""
+"""Transcripts of whole recordings: in a batch as alone; the search is one of two."""
 
 import dataclasses
 
@@ -57,10 +57,10 @@ def test_a_search_is_greedy_or_a_beam(model):
 
 
 def test_words_are_where_their_symbols_are(model):
-    """In seconds, 0.02 a step: A A, a space, B."""
+    """In seconds, at 0.02 per step: A A, a space, B."""
     path = [2, 0, 2, 1, 0, 3, 3]
     found = torch.full((7, 4), 0.01).scatter(1, torch.tensor(path)[:, None], 0.97).log()
-    for frames, end in ((14, 0.14), (13, 0.13)):  # the last step stands for two frames, or for one
+    for frames, end in ((14, 0.14), (13, 0.13)):  # the last step covers two frames, or one
         one, two = words(model.config, found, [2, 2, 1, 3], frames=frames)
         assert (one.text, two.text) == ("AA", "B")
         assert (one.start, one.end, two.start, two.end) == pytest.approx((0.0, 0.06, 0.1, end))
@@ -68,7 +68,7 @@ def test_words_are_where_their_symbols_are(model):
 
 
 def test_the_times_of_a_best_path_are_those_of_its_alignment(model):
-    """They are read off the path itself, without a table of frames times symbols."""
+    """They are read from the path itself, without a table of frames times symbols."""
     for frames in (40, 41):
         (found,) = log_probs(model, utterances(frames))
         found = found + torch.rand(found.shape, generator=torch.Generator().manual_seed(frames)) * 9
@@ -101,7 +101,7 @@ def test_frames_of_another_width(model):
 
 @pytest.fixture
 def hearing(model):
-    """A model that hears audio, with dropout that would change what it says."""
+    """A model that reads audio, with dropout that would change its output."""
     shape = {"inputs": 16, "dropout": 0.5}
     config = dataclasses.replace(
         model.config,
@@ -113,7 +113,7 @@ def hearing(model):
 
 @pytest.mark.parametrize("search", [None, Search(beam=4)])
 def test_a_transcript_is_what_its_parts_give(hearing, tmp_path, search):
-    """Of a file and of its samples; a model that was training goes on training."""
+    """For a file and for its samples; a model in training mode stays in it."""
     samples = tones("AB BA")
     file = write_wave(tmp_path / "a.wav", samples)
     transcript = transcribe(hearing, file, search=search)

@@ -1,4 +1,4 @@
-"""A small MNIST, a web server on this machine that can be told to fail, and a step of training."""
+"""A small MNIST, a local web server that can be told to fail, and a step of training."""
 
 import gzip
 import hashlib
@@ -27,7 +27,7 @@ def idx_labels(labels: np.ndarray) -> bytes:
 
 
 def assert_a_step_lowers_the_loss(task: Task, samples: int) -> None:
-    """One step of gradient descent on the first samples, by the model that the task takes by itself."""
+    """Assert it for one step of gradient descent on the first samples, with the default model of the task."""
     model = task.model(linear.Config()).build()
     batch = task.train.__getitems__(range(samples))
     before = task.loss(model, batch)
@@ -39,7 +39,7 @@ def assert_a_step_lowers_the_loss(task: Task, samples: int) -> None:
 
 
 class SmallMnist:
-    """5 + 3 random images as files of a folder, with the checksums that `mnist` is made to expect."""
+    """5 + 3 random images as files in a folder, with the checksums that `mnist` is patched to expect."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         draw = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def small_mnist(tmp_path, monkeypatch):
 
 
 class Server:
-    """Serves `files` by name; of those in `broken` it sends half and hangs up."""
+    """Serve `files` by name; for those in `broken`, send half and hang up."""
 
     def __init__(self):
         self.files: dict[str, bytes] = {}
@@ -98,7 +98,7 @@ class Server:
                 self.wfile.write(content[: len(content) // 2] if name in server.broken else content)
 
             def log_message(self, format, *args):
-                """Say nothing."""
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
@@ -114,7 +114,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The server, as the mirror of all downloads; the user's cache is in `tmp_path`."""
+    """The server, as the mirror for all downloads; the user's cache is in `tmp_path`."""
     server = Server()
     monkeypatch.setenv("LINTRA_MIRROR", server.url)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

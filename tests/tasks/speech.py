@@ -1,4 +1,4 @@
-"""A few recordings to learn from, made up: each letter is a tone."""
+"""A few artificial recordings to learn from: each letter is a tone."""
 
 import json
 import wave
@@ -8,7 +8,7 @@ import numpy as np
 
 TONES = {"A": 400.0, "B": 900.0, "C": 1_600.0}  # Hz
 RATE = 8_000
-SECONDS = 0.12  # of a letter
+SECONDS = 0.12  # per letter
 
 
 def tones(text: str) -> np.ndarray:
@@ -35,7 +35,7 @@ def text_of(i: int) -> str:
 
 
 def write_manifest(folder: Path, texts: list[str], name: str = "train.jsonl") -> Path:
-    """A manifest of these texts, each said in tones."""
+    """Write a manifest of these texts, each spoken in tones."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for i, text in enumerate(texts):
@@ -46,7 +46,7 @@ def write_manifest(folder: Path, texts: list[str], name: str = "train.jsonl") ->
 
 
 def write_kaldi(folder: Path, texts: list[str], bins: int = 5) -> Path:
-    """A Kaldi folder of features: so many frames a letter of numbers that say which it is."""
+    """Write a Kaldi folder of features: some frames per letter, with numbers that identify the letter."""
     folder.mkdir(parents=True, exist_ok=True)
     draw, feats, said = np.random.default_rng(0), [], []
     for i, text in enumerate(texts):

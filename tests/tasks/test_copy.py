@@ -61,7 +61,7 @@ def test_outside_is_an_index_error():
 
 
 class Fixed:
-    """A model whose parameters [b t n], log-probabilities up to a constant, are given."""
+    """A model with the given parameters [b t n]: log-probabilities up to a constant."""
 
     def __init__(self, params: torch.Tensor):
         self.params, self.start_token = params, params.shape[-1]

@@ -1,4 +1,4 @@
-"""Images to their classes: each with its own label, and no image in two splits."""
+"""Images and their classes: each keeps its own label, and no image is in two splits."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_it_learns(task):
 
 
 def test_grey_is_that_of_the_standard():
-    """White and black stay, the weights of red, green and blue are 30, 59 and 11 percent."""
+    """White and black are kept; the weights of red, green and blue are 30, 59 and 11 percent."""
     colors = np.array([[0, 0, 0], [255, 255, 255], [255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
     found = image_classification.grey(colors[None, None])
     assert found.tolist() == [[[0, 255, 76, 150, 29]]]

@@ -1,4 +1,4 @@
-"""Images of one's own: of any size and mode, in folders or an IDX file."""
+"""A user's images: of any size and mode, in folders or an IDX file."""
 
 import dataclasses
 import gzip
@@ -17,7 +17,7 @@ MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
 
 
 def gradient(height, width):
-    """An image that is darker to the left, and whose upper half is red."""
+    """An image that is darker on the left, with a red upper half."""
     image = np.zeros((height, width, 3), np.uint8)
     image[..., 0] = np.linspace(0, 255, width)
     image[height // 2 :] = image[height // 2 :, :, :1]
@@ -26,7 +26,7 @@ def gradient(height, width):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Images of all modes and several sizes, in a folder and one below it, beside other files."""
+    """Images of all modes and several sizes, in a folder and a subfolder, among other files."""
     below = tmp_path / "own" / "below"
     below.mkdir(parents=True)
     for i, mode in enumerate(MODES):
@@ -62,7 +62,7 @@ def test_the_middle_square_is_kept_and_turned_as_the_camera_says(tmp_path):
     Image.fromarray(image).save(tmp_path / "1.png")
     turned = Image.fromarray(np.rot90(gradient(8, 8)).copy())
     exif = Image.Exif()
-    exif[0x0112] = 6  # a camera held upright: turn by 90 degrees to the right
+    exif[0x0112] = 6  # a camera held upright: rotate by 90 degrees to the right
     turned.save(tmp_path / "2.png", exif=exif)
     task = image_folder.Config(data=str(tmp_path), size=8).build()
     assert (task.images("train")[0] == 255).all()
@@ -94,7 +94,7 @@ def test_a_damaged_orientation_is_told_by_name(tmp_path, suffix):
 
 @pytest.mark.parametrize(("dtype", "white"), [(np.float32, 1.0), (np.int32, 70_000)])
 def test_numbers_of_32_bits_have_no_white(tmp_path, dtype, white):
-    """Taken for bytes, these images would be black and white throughout."""
+    """Read as bytes, these images would be all black and white."""
     Image.fromarray(np.full((8, 8), white, dtype)).save(tmp_path / "1.tif")
     with pytest.raises(DataError, match=r"1\.tif cannot be read as an image .*32 bits.*white"):
         image_folder.Config(data=str(tmp_path)).build().images("train")
@@ -168,7 +168,7 @@ def test_a_validation_of_the_first_held_out_images_sees_all_folders(tmp_path):
     task = image_folder.Config(data=str(tmp_path), size=8, color="gray").build()
     held_out = task.images("validate")
     assert len(held_out) == 20
-    assert len(np.unique(held_out[:10])) > 5  # in the order of names there are 5
+    assert len(np.unique(held_out[:10])) > 5  # in the order of names there would be 5
     assert (np.sort(np.unique(held_out)) == 20 * np.arange(10)).all()
 
 

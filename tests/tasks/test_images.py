@@ -25,7 +25,7 @@ def mnist(small_mnist, monkeypatch):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """CIFAR-10 of three shards of four images, full of their number -> which were read."""
+    """CIFAR-10 as three shards of four images, filled with their number -> the shards that were read."""
     read = []
 
     def shard(i: int) -> np.ndarray:
@@ -39,13 +39,13 @@ def shared(monkeypatch):
 
 
 def build(**settings) -> images.Images:
-    """The task; of the small MNIST one of the five training images is held out."""
+    """The task; one of the five training images of the small MNIST is held out."""
     return images.Config(**{"validate_images": 1} | settings).build()
 
 
 @pytest.mark.parametrize("held_out", [1, 2, 4])
 def test_train_validate_and_test_are_the_files_in_three_parts(mnist, held_out):
-    """No image is in two of them: all of the fixture differ. The last training images are held out."""
+    """No image is in two of them, and all in the fixture differ. The last training images are held out."""
     task = build(data_dir=str(mnist.folder), validate_images=held_out)
     np.testing.assert_array_equal(task.train.values, mnist.train[:-held_out].reshape(-1, 784))
     np.testing.assert_array_equal(task.validate.values, mnist.train[-held_out:].reshape(-1, 784))
@@ -57,7 +57,7 @@ def test_train_validate_and_test_are_the_files_in_three_parts(mnist, held_out):
 
 @pytest.mark.parametrize(("count", "validated"), [(2, 2), (None, 3)])
 def test_a_run_of_version_0_1_validates_on_what_it_did(mnist, count, validated):
-    """Its run.json does not name `validate_on`: the first test images, and training sees all others."""
+    """Its run.json has no `validate_on`: it validates on the first test images, and trains on all others."""
     content = to_json(images.Config(data_dir=str(mnist.folder), validate_images=1))
     del content["validate_on"]
     task = from_json(images.Config, content | {"validate_images": count}, "task").build()
@@ -206,7 +206,7 @@ ABOVE = {(-1, -1), (-1, 0), (-1, 1), (-2, 0)}  # rows, columns
 
 
 def test_what_surrounds_the_next_value():
-    """The neighbours (row, column, channel) of the value that comes next, beside the latest one."""
+    """The neighbours (row, column, channel) of the next value, besides the latest one."""
     for data, columns, channels, left in (
         ("mnist", 28, 1, {(0, -2), (0, -3)}),
         ("cifar10", 32, 3, {(0, -1)}),

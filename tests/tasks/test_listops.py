@@ -1,4 +1,4 @@
-"""ListOps: every label is the value of its expression, by an evaluator that reads it as it is written."""
+"""ListOps: every label is the value of its expression, by an evaluator that follows the text."""
 
 import statistics
 from collections import Counter
@@ -13,7 +13,7 @@ RULES = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(statistics.median(x)), 
 
 
 def evaluate(text):
-    """The value of an expression, by recursion over its words, and how deep it is."""
+    """The value of an expression, by recursion over its words, and its depth."""
     words = iter(text.split())
 
     def value(word):
@@ -80,13 +80,13 @@ def test_config_refuses(options, message):
 
 
 def test_lengths_that_never_come_are_an_error():
-    config = listops.Config(shortest=1_100, longest=2_000, depth=4)  # nearly all operators with ten arguments
+    config = listops.Config(shortest=1_100, longest=2_000, depth=4)  # nearly all operators have ten arguments
     with pytest.raises(ValueError, match="none has more than 1100 and fewer than 2000 tokens: change"):
         listops.draw(config, _Never())
 
 
 class _Never:
-    """Numbers of which all arguments are digits."""
+    """Random numbers with which all arguments are digits."""
 
     def random(self, count):
         return torch.full((count,), 0.5).numpy()

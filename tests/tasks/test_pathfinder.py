@@ -1,4 +1,4 @@
-"""Pathfinder: every label is what a walk over the pixels says, in steps that the drawing promises."""
+"""Pathfinder: every label is what a walk over the pixels finds, in steps that the drawing guarantees."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def images(samples):
 
 
 def regions(image):
-    """Sets of pixels that are not black, together where a step of at most GAP leads from one to the next."""
+    """Connected sets of pixels that are not black: steps of at most GAP connect them."""
     left = {(int(y), int(x)) for y, x in np.argwhere(image != pathfinder.BLACK)}
     found = []
     while left:
@@ -43,7 +43,7 @@ def test_labels_are_what_a_walk_says():
 
 
 def test_the_classes_differ_in_nothing_that_is_easier():
-    """Neither the number of bright pixels nor the distance of the circles gives the label away."""
+    """Neither the number of bright pixels nor the distance between the circles reveals the label."""
     drawn, labels = images(pathfinder.Config(train_samples=400).build().train)
     labels = np.array(labels) == 1
     bright = (drawn != pathfinder.BLACK).sum((1, 2))

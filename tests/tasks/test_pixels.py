@@ -43,14 +43,14 @@ def test_every_level_comes_back():
     tokens = (torch.arange(60) % 5).reshape(5, 12)
     assert torch.equal(Tiny().to_tokens(Tiny().to_images(tokens)), tokens)
     grey = torch.tensor([31, 32, 223, 224], dtype=torch.uint8).repeat(3).reshape(1, 3, 2, 2)
-    assert Tiny().to_tokens(grey)[0, :4].tolist() == [0, 1, 3, 4]  # levels stand at 0, 63.75, ... 255
+    assert Tiny().to_tokens(grey)[0, :4].tolist() == [0, 1, 3, 4]  # levels are at 0, 63.75, ... 255
     for wrong in (grey.long(), grey[:, :2], grey[..., :1]):
         with pytest.raises(ValueError, match=r"images must be \[b 3, 2, 2\] of uint8"):
             Tiny().to_tokens(wrong)
 
 
 def test_what_is_drawn_follows_its_prompt():
-    """As often as it is asked; what is not drawn so often is left out."""
+    """As many completions as requested; an image with fewer is left out."""
     task = Tiny()
     prompts, _ = task.prompts(2, 0.34)
 

@@ -41,7 +41,7 @@ def test_joined_pairs_are_the_same_ones_in_a_symbol_each():
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_with_a_length_queries_stand_among_filler(joined):
-    """Every value that counts is the one that stood beside its key; all else behind the pairs is filler."""
+    """Every value that counts is the one that followed its key; all else after the pairs is filler."""
     config = dataclasses.replace(SMALL, joined=joined, length=41)
     task = config.build()
     batch = task.train.__getitems__(range(300))
@@ -66,7 +66,7 @@ def test_queries_come_soon_where_the_power_is_small():
         counted = config.build().train.__getitems__(range(300))["counted"]
         return counted.float().argmax(1).double().mean().item()
 
-    assert place(0.01) < 40 < place(1.0)  # of 3 .. 99; uniform: 51
+    assert place(0.01) < 40 < place(1.0)  # of 3 .. 99; uniform would be 51
 
 
 def test_samples_follow_from_seed_and_number():

@@ -1,4 +1,4 @@
-"""Selective copying: the symbols among the noise, in their order, and nothing else counts."""
+"""Selective copying: the symbols among the noise, in order; nothing else counts."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ SHORT = {"context": 12, "horizon": 4}
 
 @pytest.fixture
 def file(tmp_path):
-    """Two series of 90 rows, whose values are their places."""
+    """Two series of 90 rows; each value is its position."""
     with (tmp_path / "data.csv").open("w", newline="") as place:
         writer = csv.writer(place)
         writer.writerows([["a", "b"], *([i, 1000 + i] for i in range(90))])
@@ -80,14 +80,14 @@ def test_a_series_that_is_too_short_says_how_many_rows_it_takes(tmp_path, rows):
 
 @pytest.mark.parametrize(("context", "horizon"), [(12, 4), (200, 1), (96, 24), (4, 1), (16, 1), (31, 2)])
 def test_rows_that_are_needed(context, horizon):
-    """From there on every number of rows has a window; one fewer has none."""
+    """From that number of rows on there is always a window; with one row fewer there is none."""
 
     def left(rows):
         return rows - 2 * max(horizon, rows // 10) - context - horizon
 
     rows = rows_needed(context, horizon)
     assert left(rows - 1) < 0 <= min(left(rows + more) for more in range(100))
-    assert rows_needed(10**12, horizon) < 2 * 10**12  # at once
+    assert rows_needed(10**12, horizon) < 2 * 10**12  # computed at once
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_loss_has_no_part_of_what_does_not_count():
 
 
 def test_a_jump_counts_no_more_than_the_farthest():
-    """Of whatever height: behind a constant each would be of millions of deviations."""
+    """Whatever its height: after a constant, each would be millions of deviations away."""
     task = built(head="gaussian")
     model = task.model(linear.Config()).build().eval()
     low, high = (torch.cat((torch.ones(1, 15), torch.full((1, 1), x)), 1).double() for x in (2.0, 2e6))
@@ -151,7 +151,7 @@ def test_a_season_is_estimated_once_and_kept(file):
 
 
 def test_what_is_held_out_changes_no_season_and_no_scale(tmp_path):
-    """The season is that of the rows trained on, whatever comes behind them."""
+    """The season is that of the training rows, whatever comes after them."""
     rows = 10 + 5 * np.sin(np.arange(200) * 2 * np.pi / 6)
     for name, end in (("a.csv", 1.0), ("b.csv", -1e9)):
         values = np.concatenate((rows[:160], end * rows[160:]))

@@ -1,4 +1,4 @@
-"""Speech: what is held back, what a batch holds, what cannot be learned from, what is refused."""
+"""Speech: what is held out, what a batch holds, what cannot be learned from, what is refused."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ def task(tmp_path):
 
 
 def small(config, **changes):
-    """A recogniser of milliseconds."""
+    """A recogniser that runs in milliseconds."""
     own = {"layers": 1, "heads": 2, "width": 16, "inputs": 16, "dropout": 0.0} | changes
     known = {field.name for field in dataclasses.fields(config.encoder)}
     changed = {name: x for name, x in own.items() if name in known}
@@ -47,7 +47,7 @@ def utterances(speakers):
 
 @given(n=st.integers(10, 60))
 def test_a_tenth_of_the_utterances_is_held_back(n):
-    """Where speakers are not known; always the same, and every utterance is in one of the two parts."""
+    """If speakers are not known; always the same ones, and every utterance is in one of the two parts."""
     given = utterances([None] * n)
     train, held = speech_splits.hold_back(given)
     assert len(held) == n // 10
@@ -87,7 +87,7 @@ def test_a_batch_is_what_was_said(task):
 
 @pytest.mark.parametrize("kind", ["transformer", "bilstm"])
 def test_the_loss_is_that_of_all_symbols(task, kind):
-    """The sum over the utterances, each what it is alone, over the number of symbols; edits as they are."""
+    """The sum over utterances, each as if alone, divided by the number of symbols; edits are unscaled."""
     task = dataclasses.replace(task.config, encoder=kind).build()
     torch.manual_seed(0)
     model = small(task.model(linear.Config())).build().double().eval()
@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_all_symbols(task, kind):
 
 
 def test_frames_are_masked_in_training_only(task):
-    """And by the global generator's seed, as dropout is, which training sets at each step."""
+    """By the global seed, like dropout; training sets it at each step."""
     model = small(task.model(linear.Config())).build()
     batch = task.train.__getitems__(range(5))
     losses = []
@@ -126,10 +126,10 @@ def test_frames_are_masked_in_training_only(task):
 
 
 def test_what_cannot_be_learned_from_is_counted(tmp_path):
-    """Too few frames for the symbols or their repeats, no transcript; each with its reason, never an infinite
-    loss."""
+    """Too few frames for the symbols or their repeats, or no transcript; each with its reason, and never with
+    an infinite loss."""
     folder = write_kaldi(tmp_path / "kaldi", [*TEXTS, "", "ABCA", "AAAA"])
-    for i, frames in ((25, 6), (26, 12)):  # 4 symbols do not fit into 3 steps, one of them 4 times not into 6
+    for i, frames in ((25, 6), (26, 12)):  # 4 symbols do not fit into 3 steps, nor one symbol 4 times into 6
         np.save(folder / f"{i}.npy", np.zeros((frames, 5), np.float32))
     task = speech.Config(kaldi=str(folder), subsample=2).build()
     skipped = {x.id: x.reason for part in (task.train, task.validate) for x in part.utterances.skipped}
@@ -178,7 +178,7 @@ def test_a_test_set_with_symbols_that_were_not_learned(tmp_path):
 
 
 def test_data_to_test_on_are_of_either_form(tmp_path):
-    """By what is there, whatever the task learned from; else where a corpus is."""
+    """Chosen by what the path holds, whatever the task learned from; else it is the folder of a corpus."""
     kaldi = write_kaldi(tmp_path / "kaldi", ["AB", "AD"])
     manifest = write_manifest(tmp_path / "list", ["AB", "AC", "B"])
     for config in (
@@ -191,7 +191,7 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
         assert [x.text for x in task.tested] == ["AB", "AC", "B"]
         assert task.judged_by == "test"
     assert config.with_data(str(tmp_path)) == dataclasses.replace(config, data_dir=str(tmp_path))
-    own = speech.Config(manifest=str(manifest))  # of which it holds a part out: that is what is scored
+    own = speech.Config(manifest=str(manifest))  # it holds a part out, which is scored
     assert own.with_data(str(manifest)) == own
     with pytest.raises(SpeechError, match="list is not a Kaldi folder"):
         _ = speech.Config(kaldi=str(kaldi)).with_data(str(tmp_path / "list")).build().tested
@@ -202,10 +202,10 @@ def test_statistics_of_the_training_data(task):
     model = small(task.model(linear.Config())).build()
     task.prepare(model)
     frames = task.train.utterances.corpus.features
-    # In float32, of sums in float64.
+    # In float32; the sums are in float64.
     torch.testing.assert_close(model.mean, torch.from_numpy(frames.mean(0)), rtol=1e-4, atol=1e-5)
     plain = dataclasses.replace(task.config, normalize=None).build()
-    plain.prepare(small(plain.model(linear.Config())).build())  # has nothing to set
+    plain.prepare(small(plain.model(linear.Config())).build())  # it has nothing to set
 
 
 def test_phonemes_of_a_lexicon(tmp_path):
@@ -220,9 +220,9 @@ def test_phonemes_of_a_lexicon(tmp_path):
 
 
 def test_models(task):
-    """The presets, and what the flags make of them."""
+    """The presets, and how flags change them."""
     made = task.model(cosformer.Config(max_length=99))
-    assert made.encoder.position == "sinusoidal"  # the mechanism has positions of its own
+    assert made.encoder.position == "sinusoidal"  # the mechanism has its own positions
     made = task.model(softmax.Config())
     assert isinstance(made.encoder, encoder.Config)
     assert made.encoder.position == "rotary"
@@ -244,7 +244,7 @@ def test_models(task):
 
 
 def test_audio(tmp_path):
-    """A manifest of wave files, at three speeds, its features kept."""
+    """A manifest of wave files, at three speeds, with cached features."""
     manifest = write_manifest(tmp_path / "audio", TEXTS[:12])
     config = speech.Config(
         manifest=str(manifest), rate=8_000, bins=20, speeds=(0.9, 1.0, 1.1), cache=str(tmp_path / "kept")
@@ -320,7 +320,7 @@ def test_speech_that_is_not_there(tmp_path, monkeypatch, named):
 
 @pytest.mark.parametrize("damage", ["missing", "text", "numbers", "flat", "empty"])
 def test_features_that_cannot_be_used_do_not_end_the_others(tmp_path, damage):
-    """Not even the first, by which the width is known; only all of them do."""
+    """Not even the first file, which determines the width; only if all are bad does the task end."""
     folder = write_kaldi(tmp_path / "kaldi", TEXTS)
     first, *others = (x.id for x in speech.Config(kaldi=str(folder)).build().utterances["train"])
 
@@ -359,7 +359,7 @@ def test_a_corpus_is_read_once(tmp_path, monkeypatch, name):
 
 
 def test_how_far_the_features_are_is_shown(task):
-    """Of each split once, every utterance in its turn."""
+    """Once for each split, utterance by utterance."""
     seen = {}
 
     def watch(what, total, unit):
@@ -374,7 +374,7 @@ def test_how_far_the_features_are_is_shown(task):
 
 
 def both(folder):
-    """A Kaldi folder of features and of audio, 10 utterances."""
+    """A Kaldi folder with features and audio, 10 utterances."""
     manifest = write_manifest(folder, TEXTS[:10])
     write_kaldi(folder, TEXTS[:10])
     (folder / "wav.scp").write_text("".join(f"u{i} {manifest.name}-{i}.wav\n" for i in range(10)))
@@ -382,7 +382,7 @@ def both(folder):
 
 
 def test_features_go_before_audio_in_training(tmp_path):
-    """Where a folder has both; a trained model hears what it was trained on."""
+    """If a folder has both; a trained model reads what it was trained on."""
     task = speech.Config(kaldi=str(both(tmp_path / "both"))).build()
     assert (task.features.kind, task.features.bins) == ("given", 5)
     (tmp_path / "both" / "feats.scp").rename(tmp_path / "feats.scp")
@@ -396,7 +396,7 @@ def test_features_go_before_audio_in_training(tmp_path):
 
 @pytest.mark.parametrize("shift", [None, 12.5, 40.0, 11.6])
 def test_the_time_between_frames_that_are_given(task, shift):
-    """Milliseconds, not rounded to samples; 10 unless said."""
+    """In milliseconds, not rounded to samples; 10 unless given."""
     task = dataclasses.replace(task.config, shift_ms=shift).build()
     assert task.model(linear.Config()).seconds == pytest.approx(2 * (shift or 10.0) / 1_000)
     assert task.features.kind == "given"
@@ -415,7 +415,7 @@ def of_recordings(folder, **settings):
 
 
 def test_on_the_fly_a_batch_is_what_it_is_else(tmp_path):
-    """And of the recordings only the lengths are read before."""
+    """Only the lengths of recordings are read beforehand."""
     kept = of_recordings(tmp_path, normalize="global", speeds=(1.0, 1.1)).build()
     task = dataclasses.replace(kept.config, on_the_fly=True).build()
     for split in ("train", "validate"):

@@ -1,4 +1,4 @@
-"""Products of permutations, against a composition point by point; what is refused; what is learned."""
+"""Products of permutations, compared with a composition point by point; what is refused or learned."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def test_states_are_products_the_latest_applied_last(points, swaps):
     _, batch = samples(points=points, swaps=swaps)
     number = list(itertools.permutations(range(points)))
     for tokens, states in zip(batch["tokens"].tolist(), batch["states"].tolist(), strict=True):
-        now = list(range(points))  # where each point is
+        now = list(range(points))  # the position of each point
         for token, state in zip(tokens, states, strict=True):
             now = [number[token][place] for place in now]
             assert number[state] == tuple(now)
@@ -37,7 +37,7 @@ def test_the_product_is_that_of_a_group_and_not_commutative():
     everything = torch.arange(24)
     assert torch.equal(table[0], everything)  # the first is the identity
     assert torch.equal(table[:, 0], everything)
-    assert torch.equal(table.sort(1).values, everything.expand(24, 24))  # each row once
+    assert torch.equal(table.sort(1).values, everything.expand(24, 24))  # every row occurs once
     assert torch.equal(table[table], table[everything[:, None, None], table])
     assert not torch.equal(table, table.T)
 
@@ -50,7 +50,7 @@ def test_swaps_move_two_points_or_none():
 
 
 def test_answers_are_of_what_was_read_alone():
-    """A later symbol changes no earlier answer of the model, and the answers are no input."""
+    """A later symbol changes no earlier answer of the model, and answers are not part of the input."""
     task, batch = samples(points=3)
     model = task.model(linear.Config()).build().eval()
     other = batch["tokens"].clone()
@@ -80,7 +80,7 @@ def test_config_refuses(options, message):
 
 @pytest.mark.slow
 def test_reflections_learn_parity():
-    """The delta rule with eigenvalues down to -1 has a state for it; chance is a half."""
+    """The delta rule with eigenvalues down to -1 can represent it; chance is a half."""
     task = state_tracking.Config(length=32).build()
     torch.manual_seed(0)
     attention = delta.Config(decay=False, negative_eigenvalues=True, conv=None)

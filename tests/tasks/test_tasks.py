@@ -41,7 +41,7 @@ def test_the_folder_is_the_registry():
 
 @pytest.mark.parametrize("name", tasks.names())
 def test_a_task_knows_its_settings(name):
-    """Those it was built of, and those it is usually trained with."""
+    """The settings it was built from, and its usual training settings."""
     config = tasks.load(name).Config()
     assert isinstance(config, tasks.TaskConfig)
     assert config.build().config == config
@@ -60,7 +60,7 @@ def test_settings_with_data_elsewhere():
 
 
 def test_a_task_needs_no_more_than_build():
-    """It is trained as training is by default then, and reads no files."""
+    """It then has the default training settings, and reads no files."""
 
     @dataclasses.dataclass(frozen=True)
     class Config(tasks.TaskConfig):
@@ -93,7 +93,7 @@ def test_a_batch_is_its_samples(config):
 
 @pytest.mark.parametrize("config", BUNDLED)
 def test_no_sample_is_in_two_splits_but_where_it_is_said(config):
-    """A task without a test set is judged by what it validates on, and says so."""
+    """A task without a test set is scored on its validation set, and says so."""
     task = config.build()
 
     def all_of(samples):
@@ -115,7 +115,7 @@ def test_the_default_model_fits_its_data(config):
 
 @pytest.mark.parametrize("config", BUNDLED)
 def test_each_sample_has_its_own_score(config):
-    """What a sample alone scores, times its predictions, is its part of the batch."""
+    """The score of a sample alone, times its predictions, is its part of that of the batch."""
     task = config.build()
     model = task.model(linear.Config()).build().eval()
     together = task.per_sample(model, task.validate.__getitems__([0, 1, 2]))

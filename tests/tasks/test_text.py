@@ -1,4 +1,4 @@
-"""Text of a user's own: which bytes are learned from, which judge, what is wrong with a file."""
+"""A user's text: which bytes are trained on, which are held out, and errors about files."""
 
 import gzip
 import lzma
@@ -68,7 +68,7 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     (folder / "b" / "1.txt.xz").write_bytes(lzma.compress(WORDS[300:700] + b"\n"))
     (folder / "c.gz").write_bytes(gzip.compress(WORDS[700:]))
     built = task(folder)
-    lines = b"\n".join((WORDS[:300], WORDS[300:700], WORDS[700:]))  # no word goes from a file to the next
+    lines = b"\n".join((WORDS[:300], WORDS[300:700], WORDS[700:]))  # no word spans two files
     assert built.train.text.tobytes() + built.validate.text.tobytes() == lines
 
 
@@ -98,7 +98,7 @@ def test_text_and_back(file):
         (b"", r"words\.txt is empty"),
         (b"ab\0c" * 200, r"words\.txt is not text: byte 3 is 0"),
         (b"x" * 190, r"holds 190 bytes.* Take 200 bytes or more, or a --length of at most 19$"),
-        (b"x" * 5, r"holds 5 bytes.* Take 200 bytes or more$"),  # no length would do
+        (b"x" * 5, r"holds 5 bytes.* Take 200 bytes or more$"),  # no length would be short enough
     ],
 )
 def test_bad_files_are_named(file, content, message):
@@ -144,7 +144,7 @@ def test_empty_files_of_a_folder_are_left_out(tmp_path):
 
 
 def test_all_of_a_text_is_tested_on(file, tmp_path):
-    """What was learned from is not needed for it."""
+    """The training text is not needed for it."""
     (tmp_path / "new.txt").write_bytes(WORDS[:70])
     tested = text.Config(data="gone.txt", length=20).with_data(str(tmp_path / "new.txt")).build()
     assert (len(tested.test), tested.judged_by) == (3, "test")

@@ -1,4 +1,4 @@
-"""Texts with labels: how lines are read, what is kept back, padding, what is wrong with a file."""
+"""Texts with labels: how lines are read, what is held out, padding, errors about files."""
 
 import codecs
 import csv
@@ -42,7 +42,7 @@ def contents(samples):
 
 
 def expected(lines, length=30):
-    """By the class's place in the alphabet."""
+    """Labels are numbered in alphabetical order."""
     split = [x.rstrip(b"\r\n").split(b"\t") for x in lines]
     return [(x[-1][:length], int(x[0] == b"good")) for x in split]
 
@@ -60,7 +60,7 @@ def test_a_tenth_is_held_out(file):
 
 @pytest.mark.parametrize("period", [2, 5, 10])
 def test_what_is_held_out_has_all_labels_where_they_take_turns(tmp_path, period):
-    """Every tenth line would have one and the same."""
+    """Taking every tenth line would give one label only."""
     (tmp_path / "x").write_bytes(b"".join(line(f"{i % period}", f"text {i}") for i in range(1_000)))
     counts = torch.bincount(task(tmp_path / "x").validate.labels, minlength=period)
     assert counts.sum() == 100
@@ -69,27 +69,27 @@ def test_what_is_held_out_has_all_labels_where_they_take_turns(tmp_path, period)
 
 @pytest.fixture
 def other(tmp_path):
-    """Lines of another file, and where it is."""
+    """The lines of another file, and its path."""
     lines = [line("good", "new"), line("bad", "x", "y", "newer")] * 8
     (tmp_path / "test.tsv.xz").write_bytes(lzma.compress(b"".join(lines)))
     return lines, str(tmp_path / "test.tsv.xz")
 
 
 def test_a_file_to_test_on(file, other):
-    """It is for scores in the end: a tenth is held out to validate on all the same."""
+    """It is for the final scores: a tenth is still held out for validation."""
     lines, path = other
     built, alone = task(file, test=path), task(file)
     assert contents(built.train) == contents(alone.train)
     assert contents(built.validate) == contents(alone.validate) == contents(alone.test)
     assert sorted(contents(built.test)) == sorted(expected(lines))
-    assert contents(built.test) != expected(lines)  # a file may be in the order of its labels
+    assert contents(built.test) != expected(lines)  # a file may be sorted by label
     assert contents(built.test) == contents(task(file, test=path).test)
     assert (built.judged_by, alone.judged_by) == ("test", "validate")
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_run_of_version_0_1_validates_on_what_it_did(file, other, named):
-    """Its run.json does not name `validate_on`: the test file if it has one, and training sees every line."""
+    """Without `validate_on` in run.json: a test file serves for validation, and every line for training."""
     lines, path = other
     content = to_json(text_classification.Config(data=str(file), length=30, test=path if named else None))
     del content["validate_on"], content["held_out"]
@@ -100,7 +100,7 @@ def test_a_run_of_version_0_1_validates_on_what_it_did(file, other, named):
 
 
 def test_a_run_of_version_0_2_holds_out_what_it_did(file, other):
-    """Every tenth line, with a file to test on and without one."""
+    """Every tenth line, with a test file and without one."""
     for test in (None, other[1]):
         content = to_json(text_classification.Config(data=str(file), length=30, test=test))
         del content["held_out"]
@@ -110,7 +110,7 @@ def test_a_run_of_version_0_2_holds_out_what_it_did(file, other):
 
 
 def test_validating_on_a_test_file_that_is_not_there_is_validating_on_drawn_lines(file):
-    """validate_on="test" without `test` had been every tenth line, of one label where labels take turns."""
+    """Without `test`, validate_on="test" used to take every tenth line, perhaps all of one label."""
     assert contents(task(file, validate_on="test").validate) == contents(task(file).validate)
 
 
@@ -162,7 +162,7 @@ def test_a_run_keeps_its_classes(file):
 
 
 def test_its_files_elsewhere(file):
-    """Another file is tested on as a whole, and what was learned from is not needed for it."""
+    """Another file is tested on as a whole, and the training file is not needed."""
     config = text_classification.Config(data="old.tsv", classes=("a", "b"))
     assert config.with_data("./old.tsv") == config
     for known in (config, dataclasses.replace(config, test="old-test.tsv")):
@@ -241,7 +241,7 @@ def test_the_baseline_takes_the_same_batches(file):
             line("label", "text") + b"".join(LINES),
             r"line 1: 'label' is the label of no other line: remove a head",
         ),
-        (  # a line that is held out
+        (  # a held-out line
             b"".join(LINES[:4]) + line("awful", "x") + b"".join(LINES[4:9]),
             r"has the label 'awful', which is none of the 2 to learn "
             r"but held out, every line of it: add lines$",
@@ -294,7 +294,7 @@ ROWS = [("good" if i % 3 else "bad", f'text {i}, "{i}"\nof two lines ü' * (i + 
 
 
 def as_csv(rows, separator=",", heading=("id", "sentiment", "review")):
-    """A table with a further column, quoted where it has to be."""
+    """A table with an extra column, quoted where necessary."""
     out = io.StringIO(newline="")
     table = csv.writer(out, delimiter=separator)
     table.writerow(heading)

@@ -1,5 +1,5 @@
-"""Training from shards: every token once an epoch, documents that see nothing of each other, on any number of
-processes; and shards that do not go with what is asked."""
+"""Training from shards: every token once per epoch, documents that do not see each other, on any number of
+processes; and shards that do not suit the settings."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def counted_bytes(batch):
 
 
 def built(task, mechanism=None, **changes):
-    """A model in float64, so that other orders of sums do not show."""
+    """A model in float64, so that the order of sums does not matter."""
     torch.manual_seed(0)
     config = task.model(mechanism or linear.Config())
     small = {"layers": 2, "heads": 2, "width": 16, "dropout": 0.0}
@@ -63,7 +63,7 @@ def test_every_token_is_in_one_sequence(shards):
     problem = task(shards)
     for samples in (problem.train, problem.validate):
         batch = samples.__getitems__(range(len(samples)))
-        if samples is problem.validate:  # these are evenly spread over it
+        if samples is problem.validate:  # validation samples are evenly spread over the data
             places = torch.tensor([samples._stride * i % len(samples) for i in range(len(samples))])
             assert places.tolist() != sorted(places.tolist())
             batch = {name: x[places.argsort()] for name, x in batch.items()}
@@ -87,7 +87,7 @@ NAMES = [name for name in attention.names() if attention.mechanism(name).can.cau
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_document_is_predicted_as_if_it_stood_alone(shards, name):
-    """A token, from those before it in its document and its sequence, with every mechanism."""
+    """Each token is predicted from those before it in its document and sequence, with every mechanism."""
     problem = task(shards)
     mechanism = attention.for_length(attention.load(name).Config, problem.length)
     model = built(problem, mechanism)
@@ -119,7 +119,7 @@ def test_what_fills_up_the_last_sequence_counts_for_nothing(shards):
 
 
 def test_a_step_is_the_same_in_any_number_of_processes(shards):
-    """Loss and gradients: the mean over all tokens that count, of the sequences that the processes share."""
+    """Loss and gradients: the mean over all tokens that count, in the sequences that the processes share."""
     problem = task(shards, batch_tokens=8 * 32)
     assert problem.batch == 8
     model = built(problem)
@@ -127,7 +127,7 @@ def test_a_step_is_the_same_in_any_number_of_processes(shards):
     whole = StepSampler(len(samples), 8, seed=1)
     step = next(
         i for i in range(len(samples)) if len(samples) - 1 in whole.of_step(i)
-    )  # with the shorter one
+    )  # including the shorter one
     found = []
     for world in (1, 2, 4, 8):
         total, gradients, sequences = 0.0, None, []
@@ -179,7 +179,7 @@ def test_a_run_keeps_the_tokenizer_of_the_shards(learned, tmp_path):
 
 
 def test_bits_are_of_the_bytes_held_out(learned, tmp_path):
-    """Of a model that finds all tokens equally likely: the bits of a token times the tokens of a byte."""
+    """For a model that finds all tokens equally likely: the bits per token times the tokens per byte."""
     tokenizer = Tokenizer.read(learned)
     data = written(tmp_path / "s", tokenizer, end=0)
     problem = task(data)
@@ -241,7 +241,7 @@ def test_shards_of_another_tokenizer_are_refused(learned, shards, tmp_path):
 
 @pytest.fixture
 def numbered(tmp_path):
-    """Shards of 1,000 tokens without a tokenizer, as another program may have them."""
+    """Shards of 1,000 tokens without a tokenizer, as another program may write them."""
     folder, index = tmp_path / "n", {"format": 1, "vocabulary": 1_000, "dtype": "uint16", "tokenizer": None}
     folder.mkdir()
     for split, count in (("train", 50), ("validate", 5)):
@@ -329,5 +329,5 @@ def test_a_text_may_be_tested_on_and_other_shards(shards, tmp_path):
     others = written(tmp_path / "others")
     again = tested.with_data(str(others))
     assert (again.data, again.test) == (str(others), None)
-    with pytest.raises(DataError, match=r"gone\.txt does not exist"):  # before training
+    with pytest.raises(DataError, match=r"gone\.txt does not exist"):  # before training begins
         _ = dataclasses.replace(tested, test="gone.txt").build().train

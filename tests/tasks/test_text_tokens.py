@@ -1,4 +1,4 @@
-"""Text as subword tokens: the same text is learned and held out as in bytes, and the bits are of it."""
+"""Text as subword tokens: the same text is trained on and held out as with bytes; bits are per byte."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_the_parts_are_those_of_bytes_up_to_a_character(file, learned):
 
 
 def test_bits_per_byte_are_all_bits_over_all_bytes(file, learned):
-    """Of a model that finds all tokens equally likely, and of pieces that leave nothing out."""
+    """For a model that finds all tokens equally likely, and pieces that leave nothing out."""
     built = task(file, learned)
     built = task(file, learned, length=len(built.validate.text))
     model = built.model(linear.Config()).build().eval()
@@ -62,7 +62,7 @@ def test_bits_per_byte_are_all_bits_over_all_bytes(file, learned):
 
 
 def test_tokens_of_single_bytes_score_as_bytes_do(tmp_path):
-    """With the bytes' own numbers: the same model says the same of both."""
+    """The tokens have the numbers of the bytes, so that the same model gives the same for both."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     of_bytes = tokenizers.Tokenizer(tokenizers.models.BPE({"x": 0}, []))
     of_bytes.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,11 +85,11 @@ def test_a_large_text_is_encoded_once(file, learned, tmp_path, monkeypatch):
     monkeypatch.setattr(subwords, "cache_dir", lambda name: tmp_path / "cache" / name)
     assert not list(tmp_path.glob("cache/tokens/*"))
     expected = task(file, learned).train.text
-    assert not list(tmp_path.glob("cache/tokens/*"))  # of a small one nothing is kept
+    assert not list(tmp_path.glob("cache/tokens/*"))  # nothing is cached for a small text
     monkeypatch.setattr(subwords, "KEPT_FROM", 100)
     assert np.array_equal(task(file, learned).train.text, expected)
     kept = list(tmp_path.glob("cache/tokens/*.npy"))
-    assert len(kept) == 2  # what is learned and what is held out
+    assert len(kept) == 2  # the training text and the held-out one
     with monkeypatch.context() as patch:
         patch.setattr(subwords, "_encode", None)
         again = task(file, learned)

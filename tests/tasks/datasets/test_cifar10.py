@@ -25,7 +25,7 @@ def small_shards(monkeypatch):
 
 
 def to_residuals(images: np.ndarray) -> np.ndarray:
-    """The description in `_from_residuals`, backwards and value by value."""
+    """The inverse of `_from_residuals`, by its description, value by value."""
     n, height, width, _ = images.shape
     red, green, blue = np.moveaxis(images.astype(int), -1, 0)
     planes = np.stack([green, red - green, blue - green])
@@ -44,12 +44,12 @@ def to_residuals(images: np.ndarray) -> np.ndarray:
 @given(st.tuples(*[st.integers(1, 5)] * 3), st.integers(0, 2**32))
 def test_residuals_and_back(shape, seed):
     draw = np.random.default_rng(seed)
-    images = draw.choice(np.array([0, 1, 128, 254, 255], np.uint8), (*shape, 3))  # the edges most of all
+    images = draw.choice(np.array([0, 1, 128, 254, 255], np.uint8), (*shape, 3))  # mostly the edge values
     np.testing.assert_array_equal(cifar10._from_residuals(to_residuals(images)), images)
 
 
 def records(images: np.ndarray) -> bytes:
-    """The authors' binary form; the classes are 0, 1, 2 ..."""
+    """The authors' binary format; the classes are 0, 1, 2 ..."""
     planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
     return np.concatenate([np.arange(len(images), dtype=np.uint8)[:, None], planes], 1).tobytes()
 
@@ -59,7 +59,7 @@ def binary_files() -> dict[str, bytes]:
 
 
 def archive(files: dict[str, bytes]) -> bytes:
-    """As published: the batches are not in order, and not alone."""
+    """As published: the batches are out of order, among other files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name in ["batches.meta.txt", *reversed(files)]:

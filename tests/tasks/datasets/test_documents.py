@@ -1,4 +1,4 @@
-"""Documents of files: whole, cut where they are long, and the line of what is wrong."""
+"""Documents from files: whole, or cut if they are long; errors name the line."""
 
 import codecs
 import gzip
@@ -55,7 +55,7 @@ def test_a_byte_order_mark_is_no_text(write):
 
 @pytest.mark.parametrize("longest", [7, 50, 1000])
 def test_a_long_one_is_cut_at_line_ends(write, longest):
-    """And the last part alone is where it ends."""
+    """Only the last part ends the document."""
     for file in (write("a.txt", LINES), write("a.jsonl", json.dumps({"text": LINES.decode()}).encode())):
         found = list(documents([file], longest=longest))
         assert [each.ends for each in found] == [False] * (len(found) - 1) + [True]
@@ -63,7 +63,7 @@ def test_a_long_one_is_cut_at_line_ends(write, longest):
         assert b"".join(parts) == LINES
         assert max(map(len, parts)) <= 2 * longest
         assert all(part.decode() for part in parts)
-        if longest >= 50:  # than a line
+        if longest >= 50:  # longer than a line
             assert all(part.endswith(b"\n") for part in parts)
 
 

@@ -91,7 +91,7 @@ def test_download(small_mnist, server, tmp_path):
     server.files = small_mnist.zipped
     mnist.download(tmp_path / "here")
     np.testing.assert_array_equal(found(tmp_path / "here").test[0](), small_mnist.test[..., None])
-    assert not set(server.asked) & set(small_mnist.zipped_labels)  # which nobody reads
+    assert not set(server.asked) & set(small_mnist.zipped_labels)  # these are never read
     server.files |= small_mnist.zipped_labels
     mnist.download(tmp_path / "here", labels=True)
     np.testing.assert_array_equal(found(tmp_path / "here").labels("test"), small_mnist.labels["test"])

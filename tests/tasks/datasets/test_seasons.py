@@ -1,4 +1,4 @@
-"""Seasons found in series that have one, and not in those that have none."""
+"""Seasons are found in series that have one, and not in those without."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Series in tables: what is read, and what is refused by its line."""
+"""Series in tables: what is read, and errors that name the line."""
 
 import json
 import lzma
@@ -24,7 +24,7 @@ def found(path, **columns):
 
 
 def test_a_column_is_a_series(write):
-    """Whatever spreadsheets write: a byte order mark, quotes, semicolons, an index without a name."""
+    """Whatever spreadsheets write: a byte order mark, quotes, semicolons, an unnamed index column."""
     path = write('\ufeff"",day,"a, first",b\r\n0,x,"1.5",2\r\n1,y,-3e2,4\r\n')
     assert found(path, values=("a, first", "b")) == {"a, first": [1.5, -300.0], "b": [2.0, 4.0]}
     assert found(path, values=("b",)) == {"b": [2.0, 4.0]}
@@ -52,7 +52,7 @@ def test_json_lines_and_compressed_files(write):
 
 
 def test_an_id_is_a_series(write):
-    """Rows of several may alternate; each has its own times."""
+    """Rows of several series may alternate; each series has its own times."""
     path = write("id,day,y,z\nb,2024-01-01,1,5\na,2024-02-01,2,6\nb,2024-01-02,3,7\na,2024-02-08,4,8\n")
     assert found(path, id="id", time="day", values=("y",)) == {"b": [1.0, 3.0], "a": [2.0, 4.0]}
     series = read(path, Columns(id="id", time="day"))
@@ -143,8 +143,8 @@ def test_json_without_a_value_and_other_files(write, tmp_path):
         (["20240101", "20240108"], ["2024-01-15", "2024-01-22"]),
         (["20231130", "20231231", "20240131"], ["2024-02-29", "2024-03-31"]),
         (["202311", "202312", "202401"], ["2024-02-01", "2024-03-01"]),
-        (["20240130", "20240230", "20240330"], [20240430, 20240530]),  # no dates: February has no 30th
-        (["10100110", "10100220", "10100330"], [10100440, 10100550]),  # irregular as dates
+        (["20240130", "20240230", "20240330"], [20240430, 20240530]),  # not dates: February has no 30th
+        (["10100110", "10100220", "10100330"], [10100440, 10100550]),  # as dates they are irregular
         (["200010", "200011", "200012", "200013"], [200014, 200015]),
         (["2023-11", "2023-12", "2024-01"], ["2024-02-01", "2024-03-01"]),
         (["2023-11-30", "2023-12-31", "2024-01-31"], ["2024-02-29", "2024-03-31"]),
@@ -152,7 +152,7 @@ def test_json_without_a_value_and_other_files(write, tmp_path):
     ],
 )
 def test_the_times_that_follow(texts, following):
-    """Numbers, dates with and without hours, months however long they are."""
+    """Numbers, dates with and without hours, and months of different lengths."""
     steps = time_steps(texts, range(2, len(texts) + 2))
     assert [steps.after(1), steps.after(2)] == following
 

@@ -1,4 +1,4 @@
-"""Shards: what is written is read, from numpy too; where a file is not as it was, it is named."""
+"""Shards: what is written is read back, from numpy too; errors name a file that has changed."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def shards(tmp_path):
 
 
 def test_texts_may_be_named_as_shards_are(tmp_path, shards):
-    """As those of WikiText: only what stands beside its ends is a shard whose index is missing."""
+    """Like those of WikiText: only a file beside its ends is a shard whose index is missing."""
     (tmp_path / "wiki.train.tokens").write_bytes(b"text")
     assert not is_shards(tmp_path)
     (shards / "index.json").unlink()
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(shards):
 
 
 def test_a_copy_is_in_the_same_part(tmp_path):
-    """Whatever stands beside it, and in whatever order."""
+    """Whatever its neighbours are, and in whatever order."""
     write_shards(tmp_path / "s", as_documents([*WORDS, *WORDS[::-1]]), None, held_out=0.2)
     found = Shards(tmp_path / "s")
     train, validate = split_up(found.train), split_up(found.validate)
@@ -80,7 +80,7 @@ def test_any_part_can_be_read(shards):
 
 @given(lengths=st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=5))
 def test_numpy_writes_what_is_read(tmp_path_factory, lengths):
-    """Empty documents and shards among them, of any other program."""
+    """With empty documents and empty shards; any other program could write them."""
     folder = tmp_path_factory.mktemp("shards")
     entries, expected = [], []
     for number, own in enumerate(lengths):
@@ -142,7 +142,7 @@ def test_a_damaged_index_is_one(shards, tmp_path):
     assert is_shards(shards)
     with pytest.raises(Error, match=r"index\.json is damaged"):
         Shards(shards)
-    (shards / "index.json").write_text("[]")  # of something else
+    (shards / "index.json").write_text("[]")  # not an index of shards
     assert not is_shards(shards)
     (shards / "index.json").unlink()
     assert is_shards(shards)
@@ -191,7 +191,7 @@ def test_numbers_that_cannot_be_are_found_while_reading(shards):
 
 
 def test_an_index_may_say_less(shards):
-    """Of other programs: no sums, and no bytes where tokens are bytes."""
+    """Those of other programs have no checksums, and no byte counts where tokens are bytes."""
     content = json.loads((shards / "index.json").read_text())
     for split in ("train", "validate"):
         for entry in content[split]:
