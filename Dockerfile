@@ -1,5 +1,5 @@
 # docker build -t lintra .
-# docker run --rm --network host lintra web           the page of http://127.0.0.1:8642, on Linux
+# docker run --rm --network host lintra web           the page at http://127.0.0.1:8642, on Linux
 # docker run --rm -v "$PWD:/home/lintra" lintra train digits
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*

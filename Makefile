@@ -1,5 +1,5 @@
-# make demo, make test: the two commands of the README. A change of pyproject.toml or of the native
-# sources installs again.
+# make demo, make test: the two commands of the README. A change to pyproject.toml or to the native
+# sources triggers a new installation.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ CROSS := aarch64-linux-gnu-g++
 demo: install
 	$(BIN)/lintra demo --dir demo
 
-# A process for each core, each of one thread; timings mean nothing here.
+# One single-threaded process per core; timings mean nothing here.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test: install
@@ -18,7 +18,7 @@ test: install
 test-all: install
 	$(PYTEST)
 
-# The Triton kernels where there is a GPU, all of their tests; without one, under the interpreter.
+# All tests of the Triton kernels: on a GPU if there is one, otherwise in the interpreter.
 test-gpu: install
 	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py tests/generation/test_cuda_graph.py
 
@@ -35,13 +35,13 @@ bench: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# The attention matrices in docs/pictures/, from the definitions in the tests; the charts, from measured figures.
+# The attention matrices in docs/pictures/, drawn from the definitions in the tests, and the charts of measured figures.
 pictures: install
 	$(BIN)/python docs/draw.py
 	$(BIN)/python docs/charts.py
 	$(BIN)/python docs/photograph.py
 
-# The NEON kernels, compiled where there is no such processor.
+# The NEON kernels, cross-compiled on other processors.
 cross:
 	mkdir -p build/cross
 	$(CROSS:g++=gcc) $(RUNTIME_FLAGS) -fno-trapping-math -Werror -fPIC -shared \
@@ -50,7 +50,7 @@ cross:
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
 		-o build/cross/liblintra.so lintra/native/*.cpp
 
-# The runtime as programs of their own: examples/draw.c and examples/hear.c say how to use them.
+# The runtime as standalone programs: examples/draw.c and examples/hear.c say how to use them.
 RUNTIME := lintra/runtime/lintra_runtime
 AUDIO := lintra/runtime/lintra_audio
 RUNTIME_FLAGS := -std=c11 -O3 -ffp-contract=fast -fno-math-errno -Wall -Wextra -Ilintra/runtime
@@ -67,7 +67,7 @@ build/runtime/hear: examples/hear.c $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO
 	mkdir -p build/runtime
 	$(CC) $(RUNTIME_FLAGS) -march=native -o $@ examples/hear.c $(RUNTIME).c $(AUDIO).c
 
-# The runtime in WebAssembly, once for every browser with SIMD and once with relaxed SIMD; both are committed.
+# The runtime in WebAssembly, with SIMD for every browser that has it and with relaxed SIMD; both are committed.
 CLANG ?= clang-19
 WASM_FLAGS := --target=wasm32 -fno-unroll-loops -nostdlib -fno-builtin -mbulk-memory -msimd128 -fvisibility=default \
 	-Wl,--no-entry,--export-dynamic,--export=__heap_base,--strip-all
@@ -81,7 +81,7 @@ $(WASM)/lintra_runtime.wasm: $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO).h
 $(WASM)/lintra_runtime_relaxed.wasm: $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO).h
 	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -mrelaxed-simd -o $@ $(RUNTIME).c $(AUDIO).c
 
-# The runtime's reader of files and states under libFuzzer, for as long as FUZZ says.
+# The runtime's reader of files and states under libFuzzer, for FUZZ seconds.
 FUZZ ?= 600
 fuzz: install
 	$(BIN)/python -m tests.runtime.corpus build/fuzz/corpus

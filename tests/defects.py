@@ -1,20 +1,20 @@
-"""25 defects that implementations of efficient attention have had, and how each looks in this one.
+"""25 defects that implementations of efficient attention have had, and how each would look in this one.
 
-Every entry is a change of one file, as in a diff, and the tests that must fail with it:
+Every entry is a change to one file, in the form of a diff, with the tests that must fail after it:
 
-    NUMBER FILE: what is wrong then
-    -the right lines, which occur once in the file
-    +the lines in their place
+    NUMBER FILE: what is then wrong
+    -the correct lines, which occur once in the file
+    +the lines that replace them
     ?a test that notices
 
-`tests/test_defects.py` puts them in one at a time. The numbers are those in the names of the tests.
+`tests/test_defects.py` applies them one at a time. The numbers are those in the names of the tests.
 """
 
 from typing import NamedTuple
 
 
 class Defect(NamedTuple):
-    """A defect in `file`: the text `wrong` in the place of `right`. Each of `tests` must fail with it."""
+    """A defect in `file`: the text `wrong` replaces `right`. Each of `tests` must then fail."""
 
     number: int
     file: str

@@ -1,4 +1,4 @@
-"""The page on adding a mechanism: its two files are all it takes."""
+"""The page on adding a mechanism: its two files are enough."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
 
 @pytest.fixture
 def average(tmp_path, monkeypatch):
-    """The two files of the page, in folders that stand beside the real ones for the time of a test."""
+    """The two files of the page, in folders next to the real ones for the duration of a test."""
     files = re.findall(r"^`(\S+\.py)`:\n\n```python\n(.*?)```", PAGE.read_text(), re.M | re.S)
     assert [name for name, _ in files] == ["lintra/attention/average.py", "tests/attention/test_average.py"]
     for package, (name, code) in zip((attention, tests.attention), files, strict=True):

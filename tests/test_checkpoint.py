@@ -1,4 +1,4 @@
-"""Models on disk: what is saved comes back; what is damaged is named; what was there is never lost."""
+"""Models on disk: they load as they were saved, errors name damage, and no existing model is ever lost."""
 
 import json
 import pickle
@@ -46,7 +46,7 @@ def test_what_is_saved_comes_back(tmp_path, changes):
     assert again.config == model.config
     assert not again.training
     tokens = torch.randint(0, 11, (2, 9))
-    # The tensors are the same; their addresses are not, and a matrix product may depend on alignment.
+    # The tensors are the same, but not their addresses, and a matrix product may depend on alignment.
     assert_close(again(tokens), model.eval()(tokens), rtol=1e-6, atol=1e-6)
     for name, x in model.state_dict().items():
         assert torch.equal(x, again.state_dict()[name])
@@ -56,7 +56,7 @@ def test_what_is_saved_comes_back(tmp_path, changes):
 
 
 def test_a_model_saved_before_hashes_were_redrawn(tmp_path):
-    """Its configuration lacks the field: it keeps the hashes it has, and says in evaluation what it said."""
+    """Its configuration lacks the field: it keeps its hashes, and gives the same outputs in evaluation."""
     kind = lsh.Config(chunk=4)
     model = build(attention=kind)
     checkpoint.save(model, tmp_path / "model")
@@ -302,7 +302,7 @@ def test_damage_is_named(tmp_path, damage, message):
 
 
 class Wrapped(torch.nn.Module):
-    """A model in another one, which passes its attributes on."""
+    """A model inside another module that exposes its attributes."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -310,7 +310,7 @@ class Wrapped(torch.nn.Module):
 
 
 class Mine(linear.LinearAttention):
-    """A mechanism of one's own, in no folder of lintra's."""
+    """A custom mechanism, in no folder of lintra."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,15 +320,15 @@ class MineConfig(linear.Config):
 
 
 class Squared(linear.SquaredRelu):
-    """A feature map of one's own."""
+    """A custom feature map."""
 
 
 class MyDecoder(Decoder):
-    """A network of one's own with a configuration of lintra's."""
+    """A custom network with a configuration of lintra."""
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
-    """numpy.float64 is a float and passes for one, as where settings come from a grid of numpy's."""
+    """numpy.float64 is a float and is accepted as one, as when settings come from a NumPy grid."""
     model = build(attention=linear.Config(eps=np.float64(1e-3)), dropout=np.float64(0.1))
     checkpoint.save(model, tmp_path / "model")
     again = checkpoint.load(tmp_path / "model").config
@@ -337,7 +337,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 
 
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
-    """A mechanism, a feature map or a network of one's own, whose names no other program knows."""
+    """A custom mechanism, feature map or network: no other program knows these names."""
     sentence = r"is a MineConfig of tests\.test_checkpoint, which no saved model can be made of again: call a"
     with pytest.raises(TypeError, match=rf"model\.config\.attention {sentence}"):
         checkpoint.save(build(attention=MineConfig()), tmp_path / "model")
@@ -366,7 +366,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
     [
         (torch.nn.Linear(2, 2), "Linear"),
         ({"weight": torch.zeros(2)}, "dict"),
-        (Wrapped(build()), "Wrapped"),  # as of torch.compile: it would be saved as what cannot be loaded
+        (Wrapped(build()), "Wrapped"),  # like torch.compile: the file could not be loaded
         ("model", "str"),
     ],
 )
@@ -377,7 +377,7 @@ def test_only_what_can_be_loaded_is_saved(tmp_path, model, kind):
 
 
 def test_a_device_that_is_not_there(tmp_path, monkeypatch):
-    """It is no damage of the file."""
+    """The error does not blame the file."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     checkpoint.save(build(), tmp_path / "model")
     with pytest.raises(
@@ -405,7 +405,7 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
 
 
 def test_a_part_of_a_model_is_not_written_over(tmp_path):
-    """Nor is a file of such a name refused elsewhere, or another one in the same folder."""
+    """A file of such a name elsewhere is not refused, nor is another file in the same folder."""
     checkpoint.save(build(), tmp_path / "run")
     others = ("run.json", "shards.json", "tokenizer.json", "training.json")
     for name in ("config.json", "model.safetensors", *others):
@@ -418,7 +418,7 @@ def test_a_part_of_a_model_is_not_written_over(tmp_path):
 
 
 def test_links_are_followed(tmp_path):
-    """What is saved through a link lies where that leads to, and the link stays."""
+    """The model is saved at the target of the link, and the link stays."""
     (tmp_path / "there").mkdir()
     (tmp_path / "model").symlink_to("there")
     (tmp_path / "state").symlink_to("file")
@@ -443,7 +443,7 @@ def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
 
 
 def test_the_newest_checkpoint_of_a_run(tmp_path):
-    """By its number, which may grow by a digit; what has none is another model."""
+    """The highest number wins, even if it has a digit more; a folder without a number is another model."""
     for layers, step in enumerate((20, 99_999_999, 100_000_000), 1):
         checkpoint.save(build(layers=layers), tmp_path / f"step-{step:08d}")
     (tmp_path / "step-100000001").mkdir()  # incomplete: no configuration in it
@@ -493,13 +493,13 @@ def test_another_program_s_model_is_not_replaced(tmp_path, config):
 
 def test_a_folder_without_anything_takes_a_model(tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / ".DS_Store").touch()  # a file manager looked at it
+    (tmp_path / "model" / ".DS_Store").touch()  # a file manager has visited it
     checkpoint.save(build(), tmp_path / "model")
     assert len(checkpoint.load(tmp_path / "model").blocks) == 2
 
 
 def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):
-    """Where folders cannot be exchanged and the second rename fails."""
+    """If folders cannot be exchanged and the second rename fails."""
     checkpoint.save(build(), tmp_path / "model")
     monkeypatch.setattr(files.os, "name", "other")
     rename, calls = files.Path.rename, []
@@ -536,7 +536,7 @@ def test_an_unwritable_place(tmp_path):
 
 def test_half_the_bytes_on_disk_and_float32_again(tmp_path):
     model = build()
-    model.head.bias.data[0] = torch.inf  # as a symbol is struck out, and no number that is too large
+    model.head.bias.data[0] = torch.inf  # as for a masked symbol, and not a number that is too large
     checkpoint.save(model, tmp_path / "whole")
     checkpoint.save(model, tmp_path / "half", stored=torch.float16)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
@@ -561,7 +561,7 @@ def test_what_does_not_fit_is_not_stored(tmp_path):
 
 
 def test_a_refused_type_leaves_the_model_that_is_there(tmp_path):
-    """What could not be loaded again is never written over a good model."""
+    """What could not be loaded again never replaces a good model."""
     model = build()
     checkpoint.save(model, tmp_path / "model")
     for stored in (torch.int8, torch.bool, torch.complex64):
@@ -590,7 +590,7 @@ def test_a_model_in_parts(tmp_path, monkeypatch):
     checkpoint.save(model, tmp_path / "model")
     assert checkpoint.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
     monkeypatch.undo()
-    checkpoint.save(model, tmp_path / "model")  # replaces all of them
+    checkpoint.save(model, tmp_path / "model")  # replaces all files
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
 
 
@@ -600,7 +600,7 @@ def test_models_that_come_with_the_library(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert checkpoint.shipped() == ["small"]
     assert len(checkpoint.load("small").blocks) == 2
-    checkpoint.save(build(layers=1), "small")  # one's own goes before it
+    checkpoint.save(build(layers=1), "small")  # a user's model takes precedence
     assert len(checkpoint.load("small").blocks) == 1
     for name in ("large", "other/small"):
         with pytest.raises(checkpoint.Error, match=f"{name} does not exist"):
@@ -611,7 +611,7 @@ def test_a_folder_without_a_model_hides_none_that_comes_with_the_library(tmp_pat
     monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "weights")
     checkpoint.save(build(), tmp_path / "weights" / "small")
     monkeypatch.chdir(tmp_path)
-    for inside in ("small", "small/pictures", "small/step-00000001"):  # a checkpoint that has no model
+    for inside in ("small", "small/pictures", "small/step-00000001"):  # a checkpoint without a model
         (tmp_path / inside).mkdir()
         assert checkpoint.find("small") == tmp_path / "weights" / "small"
         assert len(checkpoint.load("small").blocks) == 2

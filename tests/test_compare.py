@@ -1,4 +1,4 @@
-"""experiments/compare: halving resumes, what diverges loses, other data is refused, tables are right."""
+"""experiments/compare: halving resumes, diverged runs lose, other data is refused, tables are correct."""
 
 import dataclasses
 import hashlib
@@ -44,7 +44,7 @@ def of(folder, *tasks):
 
 
 def write(attempt, validation, **more):
-    """An outcome as if it were trained."""
+    """Write an outcome as if it had been trained."""
     attempt.kept.parent.mkdir(exist_ok=True)
     found = {"diverged": validation is None, "validation": validation, "test": None, "seconds": 36.0}
     content = {"settings": attempt.settings(), **attempt.facts, **found, "parameters": 7, "state_bytes": 64}
@@ -61,7 +61,7 @@ def test_the_better_half_of_rates():
 
 
 def test_halving_asks_for_what_is_missing_and_nothing_else(contest):
-    """From 4 rates to 2 to 1, then three seeds that were not searched with; at any moment what files say."""
+    """From 4 rates to 2 to 1, then three seeds not used in the search; at any moment it follows the files."""
     first = contest.ready()
     assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in TINY.rates]
     assert not any(one.final for one in first)
@@ -137,7 +137,7 @@ def test_a_training_of_an_encoder_has_no_state(contest):
 
 
 def test_a_killed_training_is_gone_on_with(contest):
-    """What was begun has a folder, which the next start takes up."""
+    """A training that has begun has a folder, and the next start resumes it."""
     (one, *_) = contest.ready()
     run = search.train.Run.create(one.folder, task=one.task, model=one.model, train=one.training)
     assert run.folder.exists()
@@ -241,7 +241,7 @@ def test_a_contestant_without_a_recurrent_form_has_no_state():
 
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_states_of_feature_maps_are_about_equal(width):
-    """The state of the second-order expansion is within a tenth, for a head is a whole one."""
+    """That of the second-order expansion is only within a tenth, since its number of heads is whole."""
     problem = problems.BY_NAME[f"mqar-64-16-{width}"]
     sizes = []
     for name in contestants.MAPS:
@@ -292,7 +292,7 @@ def test_pictures_are_drawn_of_what_there_is(contest, tmp_path):
 
 @pytest.fixture
 def recalls(tmp_path):
-    """Recall at two budgets: two contestants of the short one, one of the long one."""
+    """Recall at two budgets: two contestants with the short one, one with the long one."""
     problem = dataclasses.replace(TINY, name="mqar-6-2-32", title="recall", steps={"small": 8, "whole": 16})
     study = of(tmp_path, problem)
     trained = (("linear", "small", 0.5, 64), ("gated", "small", 0.6, 128), ("linear", "whole", 0.9, 64))
@@ -351,7 +351,7 @@ def test_a_frontier_is_drawn_where_memory_differs(recalls, tmp_path):
 
 
 def test_a_preset_has_problems_of_its_own(capsys):
-    """--task NAME is that of the preset; the small one trains what fits into minutes."""
+    """--task NAME uses the problem of the preset; the small preset trains in minutes."""
     small, paper = (lra.ARENA.of_preset(preset, ["listops"]) for preset in ("small", "paper"))
     assert [x.name for x in (*small, *paper)] == ["listops", "listops-paper"]
     assert [x.name for x in lra.ARENA.of_preset("paper", None)] == [f"{name}-paper" for name in lra.TASKS]
@@ -379,7 +379,7 @@ def test_the_command_refuses(capsys):
 
 @pytest.mark.parametrize("study", [problems.COMPARISON, lra.ARENA], ids=["compare", "lra"])
 def test_searches_with_a_row_are_complete_and_chose_its_rate(study):
-    """By the grid and the settings of today, but for rows of a budget that is no more."""
+    """According to the current grid and settings, except for rows of a budget that no longer exists."""
     found = search.read_outcomes(study)
     rows = tables.finals(found, study)
     assert rows

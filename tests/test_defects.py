@@ -1,4 +1,4 @@
-"""Each of 25 known defects has a test with its number in the name, which fails when the defect is put in."""
+"""Each of 25 known defects has a test with its number in the name that fails once the defect is put in."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.defects import DEFECTS, Defect
 
 ROOT = Path(__file__).parents[1]
 HERE = [each for each in DEFECTS if native.available() or not each.file.startswith("lintra/native")]
-# Without site, whose startup files would lead an editable install back to ROOT.
+# Without site, whose startup files would make an editable install point back to ROOT.
 PYTEST = [sys.executable, "-S", "-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider"]
 
 
@@ -23,14 +23,14 @@ def name(defect: Defect) -> str:
 
 
 def copy(folder: Path) -> None:
-    """The package and its tests, by themselves."""
+    """Copy the package and its tests, and nothing else."""
     for part in ("lintra", "tests"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
 
 
 def run(folder: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """pytest in a copy, which comes before everything else that this process can import."""
+    """Run pytest in a copy that precedes everything else that this process can import."""
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run([*PYTEST, *tests], cwd=folder, env=environment, capture_output=True, text=True)

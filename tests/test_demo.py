@@ -1,4 +1,4 @@
-"""The demo, shortened to seconds: it ends, shows what it promises, and touches only its own files."""
+"""The demo, shortened to seconds: it finishes, shows what it promises, and touches only its own files."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def _tiny(monkeypatch, one_thread):
 def test_the_demo(tmp_path):
     (tmp_path / "mine.txt").write_text("not the demo's")
     config = demo.Config(dir=tmp_path, seconds=0.01, longest=32)
-    for _ in range(2):  # again in the same folder
+    for _ in range(2):  # twice in the same folder
         figures, paths = demo.run(config)
     assert len(paths) == len(set(paths)) >= 4
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
@@ -32,7 +32,7 @@ def test_the_demo(tmp_path):
 
 @pytest.mark.usefixtures("_tiny")
 def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
-    """One that the demo did not make, and one of the demo's that was trained further."""
+    """A run that the demo did not make, and one of the demo that was trained further."""
     config = demo.Config(dir=tmp_path, seconds=0.01, longest=32)
     demo.run(config)
     run = train.Run.read(tmp_path / "run")
@@ -50,7 +50,7 @@ def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
 
 
 def test_disagreement_is_seen():
-    """Zero up to rounding for one model; a broken RNN form would show."""
+    """Zero up to rounding for one model; a broken RNN form would be visible."""
     config = decoder.Config(vocabulary=17, layers=1, heads=2, width=16)
     model = config.build().eval()
     tokens = digits.Config().build().validate.__getitems__(range(3))["tokens"]

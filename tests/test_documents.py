@@ -1,4 +1,4 @@
-"""What the documents say holds: the example runs, the table is the folder, links lead somewhere."""
+"""The documents are true: the examples run, tables match the code, links resolve."""
 
 import hashlib
 import json
@@ -50,8 +50,8 @@ RESULTS = sorted(
     )
     for file in ROOT.glob(pattern)
 )
-# sha256 and path, as sha256sum writes them, of results that are older than checksums. A line leaves with the
-# next measurement; none is added.
+# sha256 and path, in the form of sha256sum, of results that are older than checksums. A line goes when its
+# result is measured again; none is added.
 OLDER = {
     path: digest
     for digest, path in (
@@ -62,7 +62,7 @@ OLDER = {
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_result_is_as_its_program_wrote_it(file):
-    """A figure changed by hand, or a field added, is seen by the checksum of the whole."""
+    """The checksum of the whole detects a figure changed by hand, or an added field."""
     content, name = file.read_bytes(), str(file.relative_to(ROOT))
     report = json.loads(content)
     if name in OLDER:
@@ -99,7 +99,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
     ],
 )
 def test_the_examples_of_a_page_run(page, tmp_path):
-    """One after the other, as a program; a recording is in its folder."""
+    """One after the other, as one program; a recording is in its folder."""
     noise = np.random.default_rng(0).normal(size=4_000) / 10
     soundfile.write(tmp_path / "three.wav", noise, 8_000)
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S))
@@ -139,7 +139,7 @@ def test_every_picture_is_shown():
 
 def test_what_users_expect_has_a_state_and_a_place():
     page = (ROOT / "docs" / "expectations.md").read_text()
-    page = page[page.index("## From PyTorch") :]  # before it stand the minutes of journeys
+    page = page[page.index("## From PyTorch") :]  # the text before it states the minutes of journeys
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] not in ("expected", "---")]
     assert len(rows) > 40
@@ -196,7 +196,7 @@ ALL = BENCH / "mechanisms-intel-xeon.json"
 
 
 def figures(*reports: dict) -> str:
-    """The rows of a benchmark as the documents show them, a column for each machine if there are several."""
+    """The rows of a benchmark as the documents show them; several machines have a column each."""
     machines = [re.sub(r"\(R\)| Processor", "", report["machine"]["cpu"]) for report in reports]
     heads = ["measured"] if len(reports) == 1 else machines
     lines = [f"| work | {' | '.join(heads)} | target |", "| --- " * (len(heads) + 2) + "|"]
@@ -210,14 +210,14 @@ def figures(*reports: dict) -> str:
 
 
 def of_all_machines(files: str) -> list[Path]:
-    """The reports of one benchmark, the newest last."""
+    """The reports of one benchmark, newest last."""
     found = sorted(ROOT.glob(files), key=lambda file: json.loads(file.read_text())["date"])
     assert found, files
     return found
 
 
 def by_machine() -> str:
-    """A row for each run of the linear sum: of a matrix product's rate, and against softmax."""
+    """A row for each run of the linear sum, relative to the rate of a matrix product and to softmax."""
     heads = [
         "run",
         "matmul, GFLOP/s",
@@ -257,7 +257,7 @@ MODES = ("causal", "bidirectional")
 
 
 def comparison(report: dict) -> str:
-    """A row for each mechanism: milliseconds and the ratio to softmax of both forms, and how it grows."""
+    """A row for each mechanism: milliseconds and the ratio to softmax for both forms, and the growth."""
     rows = by_name(report)
     tokens = f"{report['sizes']['tokens']} tokens"
     form = "{0}, ms | {0} against softmax"
@@ -290,7 +290,7 @@ SCALING = ROOT / "experiments" / "scaling"
 
 
 def against_length(report: dict) -> str:
-    """A row for each contestant: one sequence of two lengths, and how it grows."""
+    """A row for each contestant: one sequence at two lengths, and the growth."""
     rows = by_name(report)
     ends = (4096, max(report["sizes"]["lengths"]))
     columns = [f"{n:,} tokens: {what}" for n in ends for what in ("time", "memory")]
@@ -302,7 +302,7 @@ def against_length(report: dict) -> str:
     for name in dict.fromkeys(
         what.split(":")[0].rpartition(", ")[0] for what in rows if " tokens: time" in what
     ):
-        # Softmax at the greatest length is a single call.
+        # At the greatest length, softmax is measured by a single call.
         found = [
             rows.get(f"{name}, {column}", rows.get(f"{name}, {column.replace(':', ', one call:')}"))
             for column in columns
@@ -373,7 +373,7 @@ def test_the_figures_of_a_benchmark_are_those_of_the_file(files, page):
 
 
 def losses(report: dict) -> str:
-    """A row for each mechanism: its error with a state in bfloat16; at the last position, in other ways."""
+    """A row for each mechanism: its error with a bfloat16 state; at the last position, with others too."""
     rows = by_name(report)
     positions = [f"{n:,}" for n in report["sizes"]["positions"]]
     columns = [("bfloat16", at) for at in positions]
@@ -396,7 +396,7 @@ MEASURED = ROOT / "benchmarks" / "results"
 
 
 def beside(report: dict) -> str:
-    """A row for each figure of `overhead`: in the older checkout, now, and its target."""
+    """A row for each figure of `overhead`: in the older checkout, now, and the target."""
     rows = {row["what"]: row for row in report["rows"]}
     lines = ["| figure | 0.1 | now | target |", "| --- | --- | --- | --- |"]
     for what, row in rows.items():
@@ -413,7 +413,7 @@ def beside(report: dict) -> str:
 
 
 def sped_up(report: dict) -> str:
-    """The slowest rows of `regression`, the fastest, and the mean of all."""
+    """The slowest and the fastest rows of `regression`, and the mean of all."""
     rows = sorted((row for row in report["rows"] if row["unit"] == "x"), key=lambda row: row["figure"])
     mean = next(row for row in rows if row["what"].startswith("geometric mean"))
     rows.remove(mean)
@@ -449,7 +449,7 @@ def test_the_minutes_of_journeys_are_those_of_the_file(file):
 
 @pytest.mark.slow
 def test_the_predictions_of_scale_are_those_of_the_program():
-    """Nothing is measured there: they are the same anywhere."""
+    """Nothing is measured there: the predictions are the same on every machine."""
     report = json.loads((MEASURED / "predictions.json").read_text())
     assert report["predicted"]
     rows, _ = predictions.run(predictions.Sizes(), lambda done: None)
@@ -523,7 +523,7 @@ def test_the_tables_of_copying_are_those_of_its_outcomes():
 
 @pytest.mark.parametrize("folder", [COPYING, SPEECH], ids=lambda folder: folder.name)
 def test_outcomes_are_of_the_mechanisms_that_their_experiment_names(folder):
-    """Also those that were written before a mechanism had all the fields it has now."""
+    """Also of those written before a mechanism had all of its current fields."""
     models = runpy.run_path(str(folder / "run.py"))["MODELS"]
     for file in (folder / "outcomes").iterdir():
         (config,) = (config for name, config in models.items() if name in file.stem)
@@ -601,8 +601,8 @@ def test_linear_attention_is_said_to_be_the_slower_one_for_short_utterances():
 
 
 def test_the_error_rates_of_speech_are_those_of_its_outcomes():
-    """What each trained model wrote is in the repository: its errors are counted again. So are those in
-    validation by the learning rates tried, of which the one with the fewest is taken."""
+    """The output of each trained model is in the repository, and its errors are counted again. So are the
+    validation errors of the learning rates tried, of which the one with the fewest is chosen."""
     run = runpy.run_path(str(SPEECH / "run.py"))
     report = json.loads((SPEECH / "results.json").read_text())["scores"]
     for corpus, label in run["CORPORA"].items():
@@ -626,7 +626,7 @@ def test_the_error_rates_of_speech_are_those_of_its_outcomes():
 
 
 def test_the_table_of_changes_is_that_of_their_files():
-    """Each change was trained for as long, and none was judged by the test set."""
+    """Each change was trained equally long, and none was judged by the test set."""
     run = runpy.run_path(str(SPEECH / "changes.py"))
     files = [run["kept"](name) for name in run["CHANGES"]]
     assert sorted(files) == sorted((SPEECH / "changes").glob("*.json"))
@@ -638,7 +638,7 @@ def test_the_table_of_changes_is_that_of_their_files():
 
 
 def steps(report: dict) -> list[str]:
-    """What a step takes, one sequence and many, and the images a second that come of it."""
+    """The time of a step, for one sequence and for many, and the resulting images per second."""
     rows = by_name(report)
     ways = ("eager", "float32", "bfloat16", "int8", "softmax, cached keys and values")
     lines = []
@@ -659,7 +659,7 @@ def of_256(report: dict) -> list[float]:
 
 
 def where_the_time_goes(report: dict) -> str:
-    """How near the products of 256 sequences come to the rate of a large one, by what the file has of 64."""
+    """The rate of the products of 256 sequences relative to a large one, from the measured share at 64."""
     rows = by_name(report)
     share, taken = rows["a step of 64, float32: of the matmul's rate"], rows["a step of 64, float32"]
     step, drawing = of_256(report)
@@ -706,7 +706,7 @@ def test_the_tables_of_an_experiment_are_those_of_the_files(folder, file, tables
 
 
 def test_the_scores_of_forecasts_are_those_of_the_files():
-    """Those of one training as `lintra evaluate` prints them, then a line for each head."""
+    """The scores of one training as `lintra evaluate` prints them, then a line for each head."""
     page, folder = (ROOT / "docs" / "series.md").read_text(), ROOT / "experiments" / "series"
     for head in ("student-t", "gaussian", "quantile"):
         report = json.loads((folder / f"{head}.json").read_text())

@@ -1,4 +1,4 @@
-"""The examples run, and end in a picture or a trained model; all of them that are Python are here."""
+"""The examples run, and end with a picture or a trained model; all Python examples are tested here."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 def said(name: str, folder: Path, *options: str) -> str:
-    """Run an example in a folder, as a program; return what it says."""
+    """Run an example in a folder, as a program; return its output."""
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def said(name: str, folder: Path, *options: str) -> str:
 
 
 def run(name: str, folder: Path, *options: str) -> str:
-    """Run an example, check that it leaves a picture and return what it says."""
+    """Run an example, check that it leaves a picture, and return its output."""
     lines = said(name, folder, "--out", "picture.png", *options)
     assert [x.name for x in folder.iterdir()] == ["picture.png"]
     with Image.open(folder / "picture.png") as picture:
@@ -46,7 +46,7 @@ def test_an_example_ends_in_a_picture(name, tmp_path):
 
 
 def test_spoken_digits_are_written_while_they_are_said(tmp_path):
-    """Each word before the next recording begins, not at the end."""
+    """Each word comes before the next recording begins, not at the end."""
     lines = [line.split() for line in run("stream_speech", tmp_path).splitlines()]
     assert [word for *_, word in lines] == ["zero", "three", "seven"]
     seconds = [float(line[0]) for line in lines]
@@ -55,7 +55,7 @@ def test_spoken_digits_are_written_while_they_are_said(tmp_path):
 
 
 def test_a_text_is_learned_and_continued(tmp_path):
-    """One's own, of few bytes, better than by chance; the model that is kept is the one that wrote."""
+    """A user's text with few different bytes, better than chance; the saved model wrote the text."""
     (tmp_path / "own.txt").write_text("abcdefgh" * 200)
     lines = said("train_text", tmp_path, "--quick", "--text", "own.txt", "--prompt", "abc").splitlines()
     assert float(re.search(r"held out ([\d.]+) bits", lines[0])[1]) < 7
@@ -73,7 +73,7 @@ def test_digits_are_classified_better_than_by_chance(tmp_path, mechanism):
 
 @pytest.mark.slow
 def test_a_hybrid_is_trained_and_its_window_keeps_the_state_small(tmp_path):
-    """The same command again finds the run finished."""
+    """The same command again reports a finished run."""
     first, again = (said("train_hybrid", tmp_path, "--quick", "--dir", "own").splitlines() for _ in range(2))
     assert again[-5:] == first[-5:]
     before, after = (float(re.search(rf"([\d.]+) {x}", first[-5])[1]) for x in ("bits", "in the end"))

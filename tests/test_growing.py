@@ -32,7 +32,7 @@ def test_it_computes_the_same():
 
 
 def test_its_copies_learn_different_things():
-    """With even shares, each copy would get the gradient of the other for ever."""
+    """With equal shares, each copy would get the same gradient as the other forever."""
     _, large = grown(LARGE)
     large(torch.randint(7, (2, 20))).square().sum().backward()
     for block in large.blocks[::2]:

@@ -1,4 +1,4 @@
-"""Each part of the package may import only what stands to its left."""
+"""Each part of the package may import only the parts to its left."""
 
 import ast
 import re
@@ -46,7 +46,7 @@ def part(file: Path) -> str:
 
 
 def imports(file: Path) -> set[str]:
-    """The parts of lintra a file imports, wherever in it."""
+    """The parts of lintra that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -143,7 +143,7 @@ print("checked")
 
 
 def test_annotated_shapes_are_the_real_ones():
-    """jaxtyping and beartype check every annotation on the way of the data."""
+    """jaxtyping and beartype check every annotation that data pass."""
     done = subprocess.run([sys.executable, "-c", ANNOTATIONS], capture_output=True, text=True)
     assert done.stdout.strip() == "checked", done.stderr
 

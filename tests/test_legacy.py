@@ -1,4 +1,4 @@
-"""What lintra 0.1 wrote keeps loading, files in tests/data/v0.1, and names of its programs keep working."""
+"""What lintra 0.1 wrote still loads (tests/data/v0.1), and names that its programs use still work."""
 
 import shutil
 import warnings
@@ -23,7 +23,7 @@ RUNS = sorted(x.parent.name for x in FILES.glob("*/run.json"))
 
 def test_there_is_a_file_of_every_family_and_mechanism():
     kinds = set(lintra.config.registry.names(lintra.models))
-    assert {name.partition("-")[0] for name in MODELS} == kinds - {"forecaster"}  # which is newer
+    assert {name.partition("-")[0] for name in MODELS} == kinds - {"forecaster"}  # forecasters are newer
     written = {name.partition("-")[2] for name in MODELS}
     assert written >= {name for name in lintra.attention.names() if name in OLD}
     assert len(RUNS) == 2
@@ -47,7 +47,7 @@ def test_a_model_says_what_it_said(name, tmp_path):
             y = model(*said.values())
             return y if isinstance(y, torch.Tensor) else y[0]
 
-    # float32 sums of some tens of terms, on another processor perhaps; Nystromformer has an inverse in it.
+    # float32 sums of tens of terms, perhaps on another processor; Nystromformer also has an inverse.
     assert_close(says(model), expected, rtol=2e-3, atol=2e-4)
     checkpoint.save(model, tmp_path / "model")
     assert_close(says(checkpoint.load(tmp_path / "model")), says(model), rtol=1e-6, atol=1e-6)
@@ -63,12 +63,12 @@ def test_a_run_resumes_where_it_was(name, tmp_path, one_thread):
     assert after.keys() == legacy.upgrade_tensors(expected).keys()
     for old, x in expected.items():
         (new,) = legacy.upgrade_tensors({old: x})
-        # Four steps of float32, on another processor perhaps.
+        # Four steps of float32, perhaps on another processor.
         assert_close(after[new], x, rtol=1e-3, atol=1e-5)
 
 
 def test_weights_of_parts_keep_loading():
-    """A network of one's own, with parts of lintra in it, saved its state_dict under the old names."""
+    """A custom network with parts of lintra in it saved its state_dict under the old names."""
     layer = AttentionLayer(8, linear.Config(), heads=2)
     block = Block(AttentionLayer(8, linear.Config(), heads=2), MLP(8), width=8)
     old = {"qkv_proj": "inward", "out_proj": "outward"}

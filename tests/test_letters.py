@@ -1,4 +1,4 @@
-"""experiments/speech/letters.py: a recogniser of cepstra, made one of mel energies, writes the same."""
+"""experiments/speech/letters.py: a recogniser of cepstra, converted to mel energies, writes the same."""
 
 import dataclasses
 import runpy
@@ -20,7 +20,7 @@ BINS = letters["AUDIO"].bins
 
 
 def recogniser(**changes):
-    """A small causal one of 13 cepstra, in float64, with a mean and a scale."""
+    """A small causal recogniser of 13 cepstra, in float64, with a mean and a scale."""
     layers = encoder.Config(
         inputs=16, attention=delta.Config(), layers=1, heads=2, width=16, causal=True, position="rotary"
     )
@@ -37,12 +37,12 @@ def recogniser(**changes):
 
 
 def cepstra(energies):
-    """Those of log-mel energies [b t 40] whose triangles have a height of 1."""
+    """The cepstra of log-mel energies [b t 40] from triangles of height 1."""
     return (energies + letters["unit_area"]()) @ letters["cosines"]().T
 
 
 def test_it_writes_of_energies_what_it_wrote_of_their_cepstra():
-    """Of any energies, not only of the flattest with these cepstra; at the edges and in padding too."""
+    """For any energies, not only the flattest with these cepstra; at the edges and in padding too."""
     model, generator = recogniser(), np.random.default_rng(0)
     energies = generator.normal(size=(3, 23, BINS)) * 3 - 5
     mask = lengths_to_mask(torch.tensor([23, 9, 16]), 23)
@@ -59,14 +59,14 @@ def test_cepstra_are_lifted_to_energies_that_have_them():
 
 
 def test_louder_audio_has_another_first_cepstrum():
-    """The first is the mean energy, of which the first bin counts half; the others hardly change."""
+    """The first is the mean energy, in which the first bin counts half; the others hardly change."""
     shift = cepstra(np.full(BINS, 2.0)) - cepstra(np.zeros(BINS))
     assert shift[0] == pytest.approx(2 * (1 - 0.5 / BINS))
     assert np.abs(shift[1:]).max() < 2 / BINS
 
 
 def test_energies_are_those_of_triangles_of_unit_area():
-    """The area of a filter of the library, of height 1, is half its base, as a spectrum resolves it."""
+    """A filter has height 1: its area is half its base, as far as the spectrum resolves it."""
     config = letters["AUDIO"]
     area = features._filters(config).sum(1) * config.rate / features._padded(config)
     np.testing.assert_allclose(np.exp(-letters["unit_area"]()), area, rtol=0.15)

@@ -1,4 +1,4 @@
-"""Pictures are PNG files of the expected make; whether they are good to look at, a person must say."""
+"""Pictures are PNG files with the expected content; whether they look good, a person must judge."""
 
 import struct
 import zlib
@@ -58,7 +58,7 @@ def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least,
 
 
 def drawn(monkeypatch, call, *args, **options):
-    """The panels of a picture: each with its title and the names beside its lines."""
+    """The panels of a picture: each with its title and the names next to its lines."""
     figures = []
     monkeypatch.setattr(lines, "save", lambda path, figure: figures.append(figure) or save(path, figure))
     call(*args, **options)
@@ -71,7 +71,7 @@ def names(axes):
 
 @pytest.mark.parametrize("draw", [pictures.logarithmic, pictures.percentages])
 def test_few_lines_share_a_panel(tmp_path, monkeypatch, draw):
-    """The axis has the lengths that were measured, and every line its name, all of them in the picture."""
+    """The axis shows the measured lengths, and every line has its name; both are inside the picture."""
     timings = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
     others = {"left": {"c": {800: 2.0, 2400: 90.0}}, "right": {"d": {800: 50.0}, "e": {}}}
     text = {"x": "frames", "y": "seconds", "title": "time"}
@@ -85,7 +85,7 @@ def test_few_lines_share_a_panel(tmp_path, monkeypatch, draw):
 
 
 def test_many_lines_have_panels_of_at_most_seven(tmp_path, monkeypatch):
-    """Each group beside the lines to compare with; one that is too large is cut into equal parts."""
+    """Each group has the reference lines too; a group that is too large is split into equal parts."""
     lines = {name: {1: 1.0, 2: 3.0} for name in ("linear", "softmax")}
     others = {"few": {"a": {1: 2.0}}, "many": {f"m{i}": {1: i + 1.0, 2: 9.0} for i in range(6)}, "none": {}}
     text = {"x": "tokens", "y": "seconds", "title": "time"}
@@ -130,7 +130,7 @@ def test_small_losses_are_told_apart(tmp_path, monkeypatch):
 
 
 def test_matrices_share_a_scale_that_a_bar_explains(tmp_path, monkeypatch):
-    """A weight has one colour in every panel and picture, whatever else is in it."""
+    """A weight has the same colour in every panel and picture, whatever else they show."""
     figures = []
     monkeypatch.setattr(charts, "save", lambda path, figure: figures.append(figure) or save(path, figure))
     large = np.diag([1.0, -1.0])
@@ -222,7 +222,7 @@ def test_a_name_stands_beside_each_row(tmp_path):
     one, other = (pixels(tmp_path / f"{i}.png") for i in range(2))
     assert one.shape == other.shape
     rows, columns = np.nonzero((one != other).any(-1))
-    assert rows.min() > len(one) / 2  # the second row's name, left of the images
+    assert rows.min() > len(one) / 2  # the name of the second row, left of the images
     assert columns.max() < np.nonzero((one == 0).all(-1).any(0))[0].min()
 
 
@@ -230,7 +230,7 @@ def test_a_name_stands_beside_each_row(tmp_path):
 def test_heat_is_where_the_bits_are(tmp_path, channels):
     images = torch.full((2, 8, 8, channels), 255, dtype=torch.uint8)
     maps, titles = torch.ones(2, 8, 8), ("mean", "single")
-    maps[:, 0, 0] = torch.nan  # what is not known stays empty
+    maps[:, 0, 0] = torch.nan  # unknown values stay empty
     for i in range(2):
         maps[1, 7, 7] = 1 + 4.0 * i
         pictures.heat(tmp_path / f"{i}.png", maps.mean(0), images, maps, unit="bits", titles=titles)
@@ -246,7 +246,7 @@ def test_histograms_of_what_is_not_positive(tmp_path):
 
 
 def test_histograms_share_an_axis(tmp_path):
-    """What is spread alike looks alike, and a single number is a bar of its own."""
+    """Equal spreads look equal, and a single number has its own bar."""
     draw = np.random.default_rng(0)
     values = {"one": draw.uniform(1, 2, 99), "other": draw.uniform(4, 8, 99), "single": np.array([3.0])}
     pictures.histograms(tmp_path / "a.png", values, x="bits/dim", title="histograms")
@@ -264,7 +264,7 @@ def test_an_image_is_read_as_it_is(tmp_path, shape, mode):
 
 
 def test_sixteen_bits_are_scaled_as_advised(tmp_path):
-    """Pillow alone clips them: nearly all would be white."""
+    """Pillow by itself would clip them: nearly all would be white."""
     values = (np.arange(48).reshape(8, 6) * 1365).astype(np.uint16)
     image = Image.fromarray(values)
     image.save(tmp_path / "a.png")

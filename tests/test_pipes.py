@@ -1,4 +1,4 @@
-"""Files that a user names are regular files: a pipe, which would be waited for without end, is refused."""
+"""Files that a user names must be regular files: a pipe, which could block forever, is refused."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ READERS = {
 
 @pytest.fixture
 def pipe(tmp_path):
-    """A pipe that nobody writes to: opening it waits, until the alarm."""
+    """A pipe without a writer: opening it blocks until the alarm."""
 
     def waited(*_):
         raise AssertionError("opened a pipe and waited")

@@ -1,4 +1,4 @@
-"""The reference shows of every public class what it is constructed from."""
+"""The reference shows the constructor arguments of every public class."""
 
 import os
 import re
@@ -38,7 +38,7 @@ class Derived(Base):
 
 
 def test_comments_of_arguments_reach_the_reference(monkeypatch):
-    """Those of a class, then those that it passes on."""
+    """The arguments of a class come first, then those that it passes on."""
     for kind in (Base, Derived):
         monkeypatch.setattr(kind, "__module__", "lintra.here")
     assert FIELDS["arguments"](Base).splitlines()[2:] == [
@@ -72,7 +72,7 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_site_shows_every_constructor(site):
-    """The signature of each public class with all its arguments, on the page of its package."""
+    """The signature of each public class, with all arguments, is on the page of its package."""
     shown = {}
     for page in site.rglob("*.html"):
         for heading in re.split(r'(?=<h\d id="[^"]*" class="doc doc-heading">)', page.read_text())[1:]:

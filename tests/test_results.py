@@ -1,4 +1,4 @@
-"""The age of committed results: a figure in a document says at which commit it was measured."""
+"""The age of committed results: a document says at which commit each figure was measured."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# So many commits that touch the measured files may follow a measurement before the page has to say so.
+# The number of commits to the measured files after which the page must state the age of a measurement.
 AGE = 20
 OLDER = "older than the code"
 WITHOUT = "before reports named their commit"
-# Where the code is now of a path that a report names and that has gone since.
+# The current place of code whose path a report names but that has since moved.
 MOVED = {
     "lintra/fused.py": "lintra/generation/native_decode.py",
     "lintra/ops/linear_attention.py": "lintra/ops/linear_attention",
@@ -26,7 +26,7 @@ PAGES = [
 
 
 def shown() -> list[tuple[Path, Path]]:
-    """(page, report) of every report with a date that a page links to."""
+    """(page, report) for every dated report that a page links to."""
     found = []
     for page in PAGES:
         for target in dict.fromkeys(re.findall(r"\]\(([^)#]+\.json)\)", page.read_text())):
@@ -42,16 +42,16 @@ def git(*words: str) -> str:
 
 
 def age(commit: str, paths: list[str]) -> int:
-    """Commits since this one that touch these files, under their old names and their new ones.
+    """The number of commits since this one that touch these files, under their old and their new names.
 
-    Raises CalledProcessError if the commit is unknown, KeyError for a path that has gone unexplained."""
+    Raises CalledProcessError if the commit is unknown, KeyError for a missing path without an explanation."""
     git("merge-base", "--is-ancestor", commit, "HEAD")
     paths = paths + [MOVED[path] for path in paths if not (ROOT / path).exists()]
     return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *paths))
 
 
 def complaint(page: str, report: dict, commits: int) -> str | None:
-    """What a page that shows a report leaves out; None if nothing."""
+    """What a page that shows a report fails to say; None if nothing."""
     commit = report.get("commit")
     if commit is None:
         return None if WITHOUT in page else f"no commit in the file, and the page does not say {WITHOUT!r}"
@@ -76,7 +76,7 @@ def test_what_a_page_has_to_say():
 
 
 def whole_history() -> bool:
-    """Whether commits can be counted here: in a git checkout that is not shallow."""
+    """Whether commits can be counted here: only in a git checkout that is not shallow."""
     return (ROOT / ".git").exists() and git("rev-parse", "--is-shallow-repository") == "false"
 
 
@@ -91,7 +91,7 @@ def test_figures_are_not_older_than_a_page_says(page, file):
 
 
 def missed() -> str:
-    """A row for every target that a report shown on some page misses."""
+    """A row for every missed target in a report that some page shows."""
     lines = ["| report | work | measured | target |", "| --- | --- | --- | --- |"]
     for file in sorted({file for _, file in shown()}):
         for row in json.loads(file.read_text()).get("rows", []):

@@ -1,4 +1,4 @@
-"""experiments/ship.py: a run becomes a model to pass on, and nothing else is written over."""
+"""experiments/ship.py: a run becomes a model for distribution, and nothing else is overwritten."""
 
 import csv
 import dataclasses
@@ -24,7 +24,7 @@ def contents(folder):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch, one_thread):
-    """trained(folder, **settings): a run of 10 steps, the first that is logged."""
+    """trained(folder, **settings): a run of 10 steps, the first step that is logged."""
     source = np.random.default_rng(0).integers(0, 256, (260, 28, 28, 1), np.uint8)
     found = images.data_files.Splits(train=[lambda: source], test=[lambda: source[:4]])
     monkeypatch.setattr(images, "locate", lambda data, data_dir: found)
@@ -55,7 +55,7 @@ def test_only_what_it_wrote_is_replaced(tmp_path, trained):
 
 
 def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained):
-    """Three, each from what was packed of the last: one log, and every one's settings."""
+    """Three trainings, each from the packed result of the last: one log, and the settings of each."""
     folder = None
     for number in range(1, 4):
         run = trained(f"run-{number}", start_from=folder and str(folder), seed=number, lr=number / 1000)
@@ -80,7 +80,7 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
                 pack(run, folder)
     pack(run, folder)
     card = (folder / "README.md").read_text()
-    # Of the 260 images two are held out to validate on.
+    # Two of the 260 images are held out for validation.
     assert card.count("10 steps of 1 images, 0.04 times over the data") == 3
     assert "258 training images of MNIST" in card
     assert "has seen them 0.1 times" in card

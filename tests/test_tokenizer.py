@@ -1,4 +1,4 @@
-"""Subword tokens: learned, encoded in pieces, decoded one by one."""
+"""Subword tokens: trained, encoded in pieces, decoded one by one."""
 
 import random
 import sys
@@ -20,7 +20,7 @@ def learned():
 
 
 def other(kind: str) -> Tokenizer:
-    """Tokenizers whose decoders treat the first token otherwise, or put characters together of bytes."""
+    """Tokenizers with decoders that treat the first token specially, or assemble characters from bytes."""
     words = {
         "▁": 0,
         "▁a": 1,
@@ -79,7 +79,7 @@ def test_what_a_file_would_cut_or_pad_is_not():
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     read = Tokenizer(tokenizer.to_str().encode())
     assert read.encode("a b b") == [0, 5, 5]
-    assert read.vocabulary == 6  # numbers 0 .. 5, though there are two words
+    assert read.vocabulary == 6  # numbers 0 .. 5, although there are two words
 
 
 @pytest.mark.parametrize(("token", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
@@ -108,7 +108,7 @@ DECODERS = ["bytes", "gpt2", "metaspace", "llama", "wordpiece"]
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("prompt", [0, 7])
 def test_streamed_text_is_the_decoded_one(learned, kind, prompt):
-    """Of whatever tokens come, halves of characters too; where each byte is a token, of whole characters."""
+    """For any tokens, even parts of characters; if each byte is a token, for whole characters."""
     if kind == "bytes":
         vocabulary, decode = 256, lambda tokens: bytes(tokens).decode(errors="replace")
     else:
@@ -120,7 +120,7 @@ def test_streamed_text_is_the_decoded_one(learned, kind, prompt):
         choices = [[4, 5, 6] if choice[0] in (4, 5, 6) else choice for choice in choices]
     for n in (0, 1, 2, 5, 300):
         given, more = ([x for _ in range(k) for x in draw.choice(choices)] for k in (prompt, n))
-        given += [65] * (prompt if kind in ("bytes", "gpt2") else 0)  # a prompt does not end amid a character
+        given += [65] * (prompt if kind in ("bytes", "gpt2") else 0)  # a prompt never ends inside a character
         stream = TextStream(decode, prompt=given)
         found = "".join(map(stream.push, more)) + stream.finish()
         assert decode(given) + found == decode(given + more)
@@ -189,7 +189,7 @@ def test_vocabularies_that_cannot_be_learned(tokens):
 
 
 def test_a_text_of_which_a_tokenizer_has_no_tokens(tmp_path):
-    """A vocabulary of words without one for those that it lacks."""
+    """A vocabulary of words without a token for unknown ones."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
     made.save(str(tmp_path / "words.json"))
     read = Tokenizer.read(tmp_path / "words.json")

@@ -1,4 +1,4 @@
-"""experiments/trials.py: what a folder holds is this trial's, and one that fails stops no other."""
+"""experiments/trials.py: a folder must hold the results of its own trial; a failed trial stops no other."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_it_goes_on_with_its_own_run_only(trial):
 
 
 def test_a_trial_is_scored_on_what_it_is_for(trial, tmp_path):
-    """On test samples, or on others where something is chosen by its score: the mean of each by itself."""
+    """On test samples, or on others if the score selects something: the mean over those alone."""
     for split in ("test", "validate"):
         one = dataclasses.replace(trial, folder=tmp_path / split, split=split)
         one.train()
@@ -61,7 +61,7 @@ def test_one_process_trains_it_at_a_time(trial):
     lock = trial.folder.with_name(".one.lock")
     with locked(lock), pytest.raises(checkpoint.Error, match="another process"):
         trial.train()
-    trial.train()  # it is done
+    trial.train()  # it is finished
     assert trial.result.stat().st_mtime_ns == before
 
 
@@ -99,7 +99,7 @@ def test_what_another_machine_has_trained_is_not_trained_again(trial, tmp_path, 
     assert not trial.folder.exists()
     assert there.concluded()["score"] == 1.0
     older = json.loads(kept.read_text())
-    assert older["settings"]["train"].pop("ema") is None  # as if written before there was that setting
+    assert older["settings"]["train"].pop("ema") is None  # as if written before this setting existed
     kept.write_text(json.dumps(older))
     assert there.concluded() is not None
     other = dataclasses.replace(there, training=dataclasses.replace(trial.training, seed=1))
@@ -131,7 +131,7 @@ def test_one_that_diverges_is_kept_as_such(trial, tmp_path):
     told = kept.concluded()
     assert told["diverged"] is True
     assert "not finite" in told["why"]
-    train_all([kept], workers=1, minutes=1)  # which is not trained again
+    train_all([kept], workers=1, minutes=1)  # it is not trained again
 
 
 def test_a_rate_with_which_speech_diverges_loses_its_search(monkeypatch, tmp_path):
@@ -167,14 +167,14 @@ def test_one_that_fails_stops_no_other(trial, tmp_path, capsys):
 
 
 class Killed(Trial):
-    """As the system kills a process that takes too much memory."""
+    """As the system kills a process that uses too much memory."""
 
     def train(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Stopped(Trial):
-    """As by Ctrl-C, which reaches the processes that train as well."""
+    """As by Ctrl-C, which also reaches the training processes."""
 
     def train(self) -> None:
         run = train.Run.create(self.folder, task=self.task, model=self.model, train=self.training)

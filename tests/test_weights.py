@@ -1,4 +1,4 @@
-"""The models that come with the library: small, whole, able to draw, and what their cards say is measured."""
+"""The models that come with the library: small, complete, able to draw, and with measured claims only."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def test_what_is_in_the_wheel_is_small(name):
 
 
 def check_arrangements(folder, card, model, found):
-    """The card of a recogniser of digits says what all arrangements of the test recordings came to."""
+    """The card of a digit recogniser states the results of all arrangements of the test recordings."""
     arranged = json.loads((folder / "arrangements.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(arranged)
     rates = [100 * x["word"] for x in arranged["arrangements"]["strings of 1 to 7 digits"]]
@@ -85,7 +85,7 @@ def test_the_card_says_what_was_measured(folder):
     ("file", "word"), [("0_nicolas_2.wav", "zero"), ("3_theo_0.wav", "three"), ("7_jackson_1.wav", "seven")]
 )
 def test_it_writes_down_digits(file, word, how, capsys):
-    """Recordings that it was not trained on, by the model that is taken where none is named."""
+    """Recordings that it was not trained on, with the model used by default."""
     arguments = ["transcribe", *(["--stream"] if how == "stream" else []), str(RECORDINGS / file)]
     assert main(arguments) == 0
     assert capsys.readouterr().out.split() == [word]
@@ -93,7 +93,7 @@ def test_it_writes_down_digits(file, word, how, capsys):
 
 @pytest.mark.parametrize("name", [x for x in INSTALLED if isinstance(checkpoint.load(x), Decoder)])
 def test_it_draws_digits(name):
-    """As far as numbers tell: about as much ink as MNIST has, 13 % of the most, and none in the corners."""
+    """As far as numbers tell: about as much ink as MNIST, 13 % of the maximum, and none in the corners."""
     model = checkpoint.load(name)
     drawn = sampling.generate(model, steps=784, batch=8, seed=0).unflatten(1, (28, 28)) / 255
     assert 0.08 < drawn.mean() < 0.2

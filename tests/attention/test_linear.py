@@ -239,7 +239,7 @@ def test_rotary_may_turn_queries_and_keys_before_the_map(feature_map, causal):
 
 @pytest.mark.parametrize("feature_map", SPARSE, ids=str)
 def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
-    """Those of one token may share no entry with those of another, and its rotated ones do: 1 / eps."""
+    """Features of one token may share no entry with those of another, but rotated ones do: 1 / eps."""
     config = linear.Config(feature_map=feature_map)
     with pytest.raises(
         ValueError, match=r'may be 0 where .* rotary="inputs" turns .*"unbounded" .* got rotary=100'

@@ -1,4 +1,4 @@
-"""The scaling figure: known exponents, points that do not fit in memory, libraries that are not installed."""
+"""The scaling figure: known exponents, points that do not fit, libraries that are not installed."""
 
 import os
 import sys

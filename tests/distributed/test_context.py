@@ -405,7 +405,7 @@ def steps_on_rank(model, method, count, batch):
 
 @pytest.mark.parametrize("method", ["relay", "scan"])
 def test_layers_below_that_do_not_learn_change_nothing_in_any_step(two_ranks, method):
-    """Rank 0 receives a state gradient that it does not need; it would confuse it with the next one."""
+    """Rank 0 receives even a state gradient that it does not need; else it would take it for the next one."""
     model = build((linear.Config(), softmax.Config()))
     model.embedding.requires_grad_(False)
     model.blocks[0].requires_grad_(False)

@@ -217,7 +217,7 @@ def test_without_torchrun_all_end_with_the_killed_one(tmp_path, rank):
 
 
 def test_one_that_is_killed_before_it_joins_the_others(strategy, tmp_path):
-    """The first process would otherwise wait for it until the timeout, with no communication error."""
+    """The first process waits for it at a point where no communication error comes before the timeout."""
     folder = tmp_path / "run"
     command = ["tests.distributed.victim", *arguments(folder, devices=2, strategy=strategy)]
     code, _, err = ended(start(command, [{"rank": 1, "step": 0, "where": "start"}]))

@@ -65,7 +65,7 @@ struct Shape {
   bool masked, packed;
 };
 
-// Two sequences in one row, the first of a third of its tokens.
+// Two sequences in one row, the first with a third of its tokens.
 const i64* bounds(const Shape& x) {
   memory.emplace_back(new char[3 * sizeof(i64)]);
   i64* places = (i64*)memory.back().get();
@@ -176,7 +176,7 @@ void conv1d(const Shape& x, i64 width, bool full) {
   expect(lintra_conv1d_backward(&call));
 }
 
-// Of [b t c], with channels contiguous or, of a tensor of several tokens, time.
+// A tensor [b t c] with contiguous channels or, if it has several tokens, contiguous time.
 lintra_tensor lanes(char* data, i64 t, i64 c, bool time) {
   return time && t > 1 ? lintra_tensor{data, t * c, 1, t} : lintra_tensor{data, t * c, c, 1};
 }

@@ -11,7 +11,7 @@ static double from_bits(uint32_t bits) {
   return x;
 }
 
-static double place_of(double right) {  // of the last bit of a float of that size
+static double place_of(double right) {  // the value of the last bit of a float of that size
   int exponent;
   frexp(right, &exponent);
   return ldexp(1, exponent < -125 ? -149 : exponent - 24);
@@ -59,8 +59,8 @@ static void compare_halves(void) {
   printf("halves %u\n", wrong);
 }
 
-// Sums of bytes times integers, of which the largest fill a block of sums to the last bit and the last block is not
-// full, in units of the last place of what the sizes of all products come to.
+// Sums of bytes times integers: the largest ones fill a block of sums to the last bit, and the last block is not full.
+// In units of the last place of the sum of the sizes of all products.
 static void compare_products(void) {
   enum { COLUMNS = 2 * BLOCK + 3 * LANES };
   static int8_t weights[ROWS][COLUMNS];

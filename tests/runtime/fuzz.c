@@ -1,9 +1,9 @@
-// A fuzz target: what lies in a file or a state, and does whatever it is told with it. The input is a byte, a model of as
-// many bytes as its header tells (or all there are), and a state behind it. Unless the byte is odd, checksums are put
-// right first: else they would hide everything behind them.
+// A fuzz target: files and states that may hold anything, and all that is done with them. The input is a byte, a model of
+// as many bytes as its header says (or all there are), and then a state. Unless the byte is odd, checksums are corrected
+// first: otherwise they would hide all checks that follow.
 //
-// With -fsanitize=fuzzer this is libFuzzer's. With -DMUTATE it has a main of its own, which changes inputs by a seeded
-// generator: fuzz SECONDS SEED FILE...; it prints how often each result came, and runs files as they are with SECONDS 0.
+// With -fsanitize=fuzzer, libFuzzer drives it. With -DMUTATE it has a main of its own, which mutates inputs by a seeded
+// generator: fuzz SECONDS SEED FILE...; it prints how often each result occurred. SECONDS 0 runs the files unchanged.
 #define _POSIX_C_SOURCE 200112L
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static int count(int code) {
   return code;
 }
 
-// Memory of its very size, so that a read behind it is noticed.
+// Memory of exactly this size, so that a read beyond it is detected.
 static uint8_t *exact(const uint8_t *from, size_t bytes) {
   void *to = 0;
   if (posix_memalign(&to, LRT_ALIGN, bytes ? bytes : 1)) abort();
@@ -86,7 +86,7 @@ static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *s
   free(saved);
 }
 
-// In memory of its very size, with room for few tokens and then for more: a copy is its original.
+// In memory of exactly its size, with room for few tokens and then for more: a copy equals its original.
 static void copy_and_use(const lrt_sequence *sequence, const lrt_model *model) {
   const size_t needed = lrt_sequence_size_for(model, lrt_seen(sequence) + 2 * ROOM);
   if (!needed || needed > MOST) return;
@@ -125,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (repair) {
     put_right(file, bytes);
     put_right(state, size - 1 - bytes);
-    if (bytes > 16 && size - 1 - bytes >= 28) memcpy(state + 24, file + 12, 4);  // of this very model
+    if (bytes > 16 && size - 1 - bytes >= 28) memcpy(state + 24, file + 12, 4);  // of this model
     put_right(state, size - 1 - bytes);
   }
   lrt_model *model = (lrt_model *)exact(0, lrt_model_size());
@@ -176,7 +176,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t room) {
         memcpy(data + word, &x, 4);
         break;
       }
-      case 5: {  // cut off, with a header that knows
+      case 5: {  // cut off, sometimes with the new size in the header
         size = draw(3) ? size - (size_t)draw(size / 2 + 1) : (size_t)draw(size) + 1;
         const uint64_t declared = size - 1;
         if (draw(2) && size > 25) memcpy(data + 17, &declared, 8);

@@ -1,4 +1,4 @@
-"""The kit of laws: each law sees what breaks it, and right attentions pass."""
+"""The kit of laws: each law detects what breaks it, and correct attentions pass."""
 
 import math
 import subprocess
@@ -16,7 +16,7 @@ from lintra.testing import LAWS, MODULE_LAWS, WITH_DEFINITION, check_attention, 
 from lintra.testing.check import FIXED
 from tests.attention.test_linear import dense
 
-# Attentions of lintra's interface, each broken in one way.
+# Attentions with the interface of lintra, each broken in one way.
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def test_every_law_of_mechanisms_has_something_that_breaks_it():
 @pytest.mark.parametrize("law", [*LAWS, *WITH_DEFINITION], ids=lambda law: law.__name__)
 def test_a_law_of_mechanisms_is_broken_by_what_breaks_it(law):
     config = BrokenDropout if law is laws.dropout_does_not_see_padding else Broken
-    of = [] if config is BrokenDropout else [linear.Config(impl="torch")]  # which has second derivatives
+    of = [] if config is BrokenDropout else [linear.Config(impl="torch")]  # it has second derivatives
     options = {"laws": [law], "causal": law in CAUSAL}
     if law in WITH_DEFINITION:
         options["dense"] = dense
@@ -389,7 +389,7 @@ def test_a_mechanism_too():
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2), (5, 1, 2), (8, 2, 1)])
 @pytest.mark.parametrize("of", [linear.Config(), softmax.Config()], ids=["linear", "softmax"])
 def test_laws_hold_at_the_sizes_that_failures_are_shrunk_to(of, sizes):
-    """A law that broke by itself where sequences are short would be blamed on the mechanism."""
+    """A law that fails by itself on short sequences would be blamed on the mechanism."""
     time, batch, heads = sizes
     for causal in (True, False):
         case = laws.Case("any", of, causal, heads=heads, kv_heads=1, time=time, batch=batch)
@@ -399,7 +399,7 @@ def test_laws_hold_at_the_sizes_that_failures_are_shrunk_to(of, sizes):
 
 
 def test_what_a_mechanism_can_be_built_with_is_found():
-    """One projection for queries and keys, and a longest sequence."""
+    """It may share one projection for queries and keys, or have a longest sequence."""
     for config in (lsh.Config(), linformer.Config(max_length=32)):
         check_attention(config, laws=["padding_changes_nothing", "parallel_is_recurrent"]).raise_if_failed()
 
@@ -449,7 +449,7 @@ def test_without_assertions_it_refuses():
 
 
 def test_keys_that_the_first_sample_chooses_for_all_are_found():
-    """What leaks from it has no gradient, and without a mask no other law sees it."""
+    """What leaks this way has no gradient, and without a mask no other law detects it."""
 
     def chosen(q, k, v, mask):
         if not k.numel():

@@ -1,4 +1,4 @@
-"""A run so small that a step takes milliseconds, with everything in it that has a state: dropout, RAdam."""
+"""A run so small that a step takes milliseconds, with everything that has a state: dropout, RAdam."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ def new_run(tmp_path, one_thread):
 
 
 def weights(run: train.Run) -> dict[str, torch.Tensor]:
-    """Of the newest checkpoint."""
+    """The weights of the newest checkpoint."""
     return load_file(run.checkpoints()[-1] / "model.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""A batch computed in parts, or with blocks computed twice, is the batch: what changes is the memory."""
+"""A batch computed in parts, or with recomputed blocks, is the same batch: only the memory differs."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.train.conftest import assert_same_weights, weights
 
 @pytest.mark.parametrize("accumulate", [2, 3, 20])
 def test_a_batch_in_parts(new_run, accumulate):
-    """Parts of the copy task hold different numbers of predictions; 20 are more than there are samples.
+    """Parts of the copy task hold different numbers of predictions; 20 parts are more than there are samples.
 
     To the order of sums in float32: 1e-5, where the weights have moved by 1e-2."""
     settings = {"task": copy.Config(length=12), "dropout": 0.0, "steps": 4, "lr": 0.1, "ema": 0.5}
@@ -30,7 +30,7 @@ def test_parts_are_resumed_exactly(new_run):
 
 
 def test_blocks_computed_again(new_run, monkeypatch):
-    """With the dropout of the first time."""
+    """With the same dropout as the first time."""
     plain = new_run("plain", steps=3)
     again = new_run("again", steps=3, checkpoint_blocks=True)
     calls, forward = [], Block.forward
@@ -38,5 +38,5 @@ def test_blocks_computed_again(new_run, monkeypatch):
     train.fit(plain)
     once = len(calls)
     train.fit(again)
-    assert len(calls) - once == once + 3  # of one block, in three steps; a validation computes none twice
+    assert len(calls) - once == once + 3  # one block, in three steps; a validation recomputes none
     assert_same_weights(plain, again)

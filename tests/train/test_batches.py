@@ -1,4 +1,4 @@
-"""The batch of a step: every sample once an epoch, from any step on, in any number of processes."""
+"""The batch of a step: every sample once per epoch, from any step on, in any number of processes."""
 
 import itertools
 
@@ -45,7 +45,7 @@ some_lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 
 @given(lengths=some_lengths, tokens=st.integers(1, 90), seed=st.integers(0, 9), epochs=st.integers(1, 3))
 def test_epochs_by_length_are_permutations_within_the_tokens(lengths, tokens, seed, epochs):
-    """Padding included; what is longer than all tokens is alone."""
+    """Padding included; a sample longer than the limit is alone."""
     batches = iter(LengthSampler(lengths, tokens, seed=seed))
     for _ in range(epochs):
         seen = []
@@ -65,14 +65,14 @@ def test_by_length_too_starting_late_is_skipping_and_processes_share(lengths, st
 
 @given(batches=st.integers(1, 20), world=st.integers(1, 8))
 def test_a_validation_takes_as_many_steps_in_every_process(batches, world):
-    """Each batch counts once; none is without a batch, however few there are."""
+    """Each batch counts once; no process is without one, however few there are."""
     shares = [share([[i] for i in range(batches)], rank, world) for rank in range(world)]
     assert {len(own) for own, _ in shares} == {-(-batches // world)}
     assert sorted(i for own, counted in shares for (i,) in own[:counted]) == list(range(batches))
 
 
 def test_batches_by_length_hold_similar_ones():
-    """Of random lengths up to 1,000 a tenth at most is padding, and epochs differ in order and make-up."""
+    """For random lengths up to 1,000 at most a tenth is padding; epochs differ in order and composition."""
     lengths = np.random.default_rng(0).integers(1, 1_000, 2_000)
     sampler = LengthSampler(lengths, 16_000, seed=0)
     epochs = [sampler.epoch(0), sampler.epoch(1)]
@@ -96,7 +96,7 @@ def test_refusals():
 
 @pytest.mark.parametrize(("samples", "count"), [(6, 1), (6, 2), (7, 3), (2, 5), (1, 2)])
 def test_parts_of_a_batch_are_all_of_it_once(samples, count):
-    """As many as asked for, since processes must agree; those of too few samples weigh nothing."""
+    """As many as requested, since processes must agree; with too few samples, some have weight 0."""
     batch = {"tokens": torch.arange(samples)[:, None], "counted": torch.ones(samples, 1, dtype=torch.bool)}
     found = parts(batch, count, lambda part: part["counted"].sum())
     assert len(found) == count
@@ -116,8 +116,8 @@ def test_a_permutation_that_is_not_kept_is_one(n, key):
 
 
 def test_a_permutation_that_is_not_kept_is_random():
-    """Chi-square over 64 bins of what the first places hold, and of the distances between neighbours, within
-    5 standard deviations of its 63 degrees of freedom; another key is another order."""
+    """Chi-square over 64 bins, for the first places and for the distances between neighbours, is within
+    5 standard deviations of its 63 degrees of freedom; another key gives another order."""
     n, looked_at, bins = 10**12 + 7, 8_192, 64
     found = np.array([[Permutation(n, key)[i] for i in range(looked_at)] for key in range(2)])
     differences = [found[0], found[1], np.diff(found[0], append=0) % n, (found[0] - found[1]) % n]
@@ -127,7 +127,7 @@ def test_a_permutation_that_is_not_kept_is_random():
 
 
 def test_many_samples_are_in_the_order_of_such_a_permutation(monkeypatch):
-    """Each once an epoch, from any step on, in any number of processes."""
+    """Each once per epoch, from any step on, in any number of processes."""
     monkeypatch.setattr(batches, "SHUFFLED", 50)
     whole = StepSampler(60, 6, seed=1)
     line = [i for step in range(20) for i in whole.of_step(step)]
@@ -139,6 +139,6 @@ def test_many_samples_are_in_the_order_of_such_a_permutation(monkeypatch):
 
 
 def test_an_order_of_more_samples_than_memory_holds():
-    """A trillion of them: at once, and without a list."""
+    """A trillion samples: at once, and without a list."""
     sampler = StepSampler(10**12, 4, seed=0)
     assert len({*sampler.of_step(0), *sampler.of_step(10**9), *sampler.of_step(10**12)}) > 4

@@ -1,4 +1,4 @@
-"""A schedule that fits into the time: by a clock of the test's, on which a step takes a second."""
+"""A schedule that fits into the time, by a fake clock on which a step takes a second."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_the_schedule_fits_into_the_time(new_run, clock, capsys):
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_schedule(new_run, clock, monkeypatch, capsys):
-    """Also where the machine is faster by then."""
+    """Even if the machine is faster by then."""
     whole, halved = new_run("whole", **ASKED), new_run("halved", **ASKED, save_every=30)
     train.fit(whole)
     step = Learner.training_step
@@ -115,7 +115,7 @@ def test_more_time_before_the_last_step_changes_no_schedule(new_run):
 
 
 def test_the_time_of_validations_counts(new_run, clock, capsys):
-    """Known after the first one: eight validations of five seconds leave time for 76 steps."""
+    """Their time is known after the first: eight validations of five seconds leave time for 76 steps."""
     clock.validation = 5.0
     run = new_run(**ASKED | {"validate_every": 10})
     train.fit(run)
@@ -123,7 +123,7 @@ def test_the_time_of_validations_counts(new_run, clock, capsys):
     steps = train.Run.read(run.folder).steps
     assert 70 <= steps <= 80
     assert f"done: step {steps}" in out
-    assert clock.seconds <= 120 + clock.validation  # the last one is of the last weights
+    assert clock.seconds <= 120 + clock.validation  # the last validation is of the final weights
 
 
 def test_no_schedule_becomes_longer(new_run, clock, capsys):

@@ -1,4 +1,4 @@
-"""Blocks compiled with torch.compile learn what they learn without."""
+"""Blocks compiled with torch.compile learn the same as without it."""
 
 import functools
 
@@ -14,7 +14,7 @@ from tests.train.conftest import assert_same_weights, weights
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The modules that are compiled, by a backend that computes as PyTorch does."""
+    """The modules that are compiled, with a backend that computes like PyTorch."""
     found, compile = [], nn.Module.compile
 
     def traced(module):
@@ -31,7 +31,7 @@ def compiled(monkeypatch):
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.5, "accumulate": 2}, {"checkpoint_blocks": True}])
 @pytest.mark.parametrize("attention", [linear.Config(), softmax.Config()])
 def test_the_same_weights(new_run, compiled, attention, changes):
-    """Bit for bit: each block is one graph of the same operators. Checkpoints have the names of always."""
+    """Bit for bit: each block is one graph of the same operators. Checkpoints have the usual names."""
     settings = {"attention": attention, "dropout": 0.0, "steps": 4, "validate_every": 2, "save_every": 2}
     plain = new_run("plain", **settings, **changes)
     fast = new_run("compiled", **settings, **changes, compile=True)
@@ -44,7 +44,7 @@ def test_the_same_weights(new_run, compiled, attention, changes):
 
 
 def test_validation_compiles_nothing(new_run, monkeypatch):
-    """Neither evaluation mode nor its last, smaller batch is a reason to compile anew."""
+    """Neither evaluation mode nor the smaller last batch triggers another compilation."""
     graphs = []
 
     def count(graph, inputs):
@@ -61,7 +61,7 @@ def test_validation_compiles_nothing(new_run, monkeypatch):
 
 @pytest.mark.slow
 def test_the_usual_compiler(new_run):
-    """To the rounding of float32, where weights have moved by 1e-2."""
+    """Up to the rounding of float32, where weights have moved by 1e-2."""
     task = copy.Config(length=12)
     plain, fast = (
         new_run(str(on), task=task, dropout=0.0, steps=4, lr=0.1, compile=on) for on in (False, True)

@@ -1,4 +1,4 @@
-"""Settings: what is refused, what the learning rate does, what a run remembers of them."""
+"""Settings: what is refused, what the learning rate does, what a run stores of them."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def test_refusals(settings, message):
 
 
 def test_devices_share_a_batch_evenly(new_run):
-    """One of sequences; one of tokens is divided whatever the number of devices is."""
+    """A batch of sequences; one of tokens can be divided among any number of devices."""
     run = new_run(batch=3, devices=2)
     with pytest.raises(ValueError, match="batch must be a multiple of devices=2, got 3"):
         train.fit(run)
@@ -81,7 +81,7 @@ def test_learning_rates():
             ["The learning rate is never halved: --patience is 3 validations, one every 500 of 1,000 steps"],
         ),
         (
-            {"schedule": "plateau", "validate_every": 250},  # halved at the last step, for none
+            {"schedule": "plateau", "validate_every": 250},  # halved at the last step, with no effect
             ["The learning rate is never halved: --patience is 3 validations, one every 250 of 1,000 steps"],
         ),
         ({"schedule": "plateau", "validate_every": 249}, []),
@@ -92,7 +92,7 @@ def test_what_a_schedule_does_not_come_to_is_said(settings, said):
 
 
 def test_a_plateau_halves_the_learning_rate():
-    """After so many validations without a new lowest loss, counted anew from each halving."""
+    """After so many validations without a new lowest loss, counted again from each halving."""
     rate, factors = LearningRateSchedule(Config(schedule="plateau", patience=2)), []
     for loss in (3.0, 2.0, 2.5, 1.9, 1.9, 2.0, 3.0, 1.9, 1.8, 1.7):
         rate.update(loss)
@@ -101,7 +101,7 @@ def test_a_plateau_halves_the_learning_rate():
 
 
 def test_a_validation_counts_once():
-    """Also where it is made twice at a step."""
+    """Even if it is made twice at a step."""
     rate = LearningRateSchedule(Config(schedule="plateau", patience=2, validate_every=5))
     for step in (5, 10, 10):
         trainer = SimpleNamespace(global_step=step, callback_metrics={"validate_loss": 1.0})
@@ -136,7 +136,7 @@ def test_a_run_is_never_overwritten(new_run):
         new_run(seed=1)
     assert train.Run.read(run.folder) == run
     checkpoint.save(run.model.build(), run.folder / "step-00000001")
-    (run.folder / "run.json").unlink()  # then its weights would be taken for those of the next one
+    (run.folder / "run.json").unlink()  # its weights would otherwise be taken for those of the next run
     with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already"):
         new_run(seed=1)
 
@@ -180,11 +180,11 @@ def test_damaged_runs(new_run, tmp_path):
 
 @dataclass(frozen=True, kw_only=True)
 class MineConfig(linear.Config):
-    """A mechanism of one's own, in no folder of lintra's."""
+    """A custom mechanism, in no folder of lintra."""
 
 
 def test_a_mechanism_of_one_s_own_begins_no_run(new_run, tmp_path):
-    """None of its checkpoints could be written: that is known before the first step."""
+    """None of its checkpoints could be saved: this is detected before the first step."""
     with pytest.raises(
         TypeError, match=r"model\.attention is a MineConfig of tests\.train\.test_config, which no"
     ):

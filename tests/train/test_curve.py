@@ -16,7 +16,7 @@ def log(tmp_path):
 
 
 def test_a_log_that_was_cut_keeps_its_complete_rows(tmp_path, log):
-    """Wherever a killed run left it; the run that was resumed goes on from there."""
+    """Wherever a killed run cut it off; a resumed run continues from there."""
     content = "".join(f"{row}\r\n" for row in ROWS).encode()
     minutes, validate = {10: 0.5, 12: 0.75, 20: 1.25}, {12: 2.125}
     log(1, b"minutes,step,train_loss\r\n2.0,30,1.5\r\n")

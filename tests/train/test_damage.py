@@ -1,4 +1,4 @@
-"""A run goes on with what it was begun with, or not at all; a damaged checkpoint is named in a sentence."""
+"""A run continues with what it began with, or not at all; an error names a damaged checkpoint."""
 
 import json
 from functools import partial
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_named(new_run, damage, message):
 
 
 def test_other_data_are_refused(new_run, tmp_path):
-    """Their place may change, what is in it may not; and a sequence is as long as it was."""
+    """The path may change, the content may not; and the length of a sequence must stay the same."""
     first, moved, other = (tmp_path / name for name in ("first.txt", "moved.txt", "other.txt"))
     for file, content in ((first, "abcdefg " * 100), (moved, "abcdefg " * 100), (other, "abcdefh " * 100)):
         file.write_text(content)
@@ -116,7 +116,7 @@ def test_other_data_are_refused(new_run, tmp_path):
         ):
             resume(3, **changes)
     resume(3, length=16)
-    change_json(run.folder / "run.json", lambda c: c.pop("data"))  # as of an older lintra
+    change_json(run.folder / "run.json", lambda c: c.pop("data"))  # as by an older lintra
     resume(4, data=str(other))
     assert [x.name for x in run.checkpoints()][-1] == "step-00000004"
 
@@ -124,7 +124,7 @@ def test_other_data_are_refused(new_run, tmp_path):
 def test_a_fingerprint_is_of_the_data_alone(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(40)))
     (tmp_path / "b.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(39)) + "1\tline 40\n")
-    for last in "bc":  # other validation alone
+    for last in "bc":  # only the validation data differ
         (tmp_path / f"{last}.txt").write_text("a" * 900 + last * 100)
     lines = partial(text_classification.Config, length=16)
     of = [
@@ -166,7 +166,7 @@ class Drawn(Samples):
 
 
 class Drawing(digits.Digits):
-    """A task of one's own whose samples are drawn anew at each look."""
+    """A custom task whose samples are drawn anew at each access."""
 
     first = 0
 
@@ -176,7 +176,7 @@ class Drawing(digits.Digits):
 
 
 def test_what_is_drawn_anew_is_in_no_fingerprint():
-    """Else a run on it could never go on; and what is not drawn still tells data apart."""
+    """Otherwise a run on it could never be resumed; what is not drawn still tells data apart."""
     task = Drawing(digits.Config())
     found = [data_checks.fingerprint(task) for _ in range(4)]
     assert all(each == found[0] for each in found)
@@ -185,7 +185,7 @@ def test_what_is_drawn_anew_is_in_no_fingerprint():
 
 
 def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
-    """The first sample may be the one long one."""
+    """The first sample may be the only long one."""
     task, model = Drawing(digits.Config()), digits.Config().build().model(linear.Config())
 
     def read(samples, places):
@@ -203,7 +203,7 @@ def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
 def test_what_fails_beside_a_checkpoint_keeps_its_own_words(new_run, monkeypatch, hook):
-    """A resumed run may fail where its checkpoint is neither read nor put back: that is not its fault."""
+    """A resumed run may fail where its checkpoint is neither read nor restored, and is not to blame."""
     run = new_run(steps=1)
     train.fit(run)
 
@@ -217,12 +217,12 @@ def test_what_fails_beside_a_checkpoint_keeps_its_own_words(new_run, monkeypatch
 
 
 def test_a_batch_that_finds_no_room(new_run, monkeypatch):
-    """Of run.json too: begun, it would make its list of samples until the system ends it."""
+    """From run.json too: if it began, it would build its list of samples until the system kills it."""
     run = new_run()
     change_json(run.folder / "run.json", lambda c: c["train"].update(batch=10**9))
     with pytest.raises(
         ValueError, match=r"a batch of 1,000,000,000 sequences needs at least [\d,.]+ GB and "
     ):
         train.fit(train.Run.read(run.folder))
-    monkeypatch.setattr(data_checks, "available", lambda device: None)  # where the system does not tell
+    monkeypatch.setattr(data_checks, "available", lambda device: None)  # the system does not report it
     train.fit(new_run("small", steps=1))

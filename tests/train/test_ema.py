@@ -1,4 +1,4 @@
-"""A running mean of the weights: what it is, and that a run with one can be stopped anywhere, too."""
+"""A running mean of the weights: its value, and that a run with one can be stopped anywhere as well."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_a_decay_of_0_is_no_mean(new_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 5, 6, 7])
 def test_resumed_at_any_step_is_the_same(new_run, stop):
-    """The weights that learn are beside the mean, even where a run ends: it may be given more steps."""
+    """The trained weights are stored beside the mean, even at the end: a run may be given more steps."""
     whole, halved = new_run("whole", ema=0.9), new_run("halved", ema=0.9, steps=stop)
     train.fit(whole)
     train.fit(halved)
@@ -47,7 +47,7 @@ def test_resumed_at_any_step_is_the_same(new_run, stop):
 
 
 def test_random_features_are_not_averaged(new_run):
-    """A mean of orthogonal directions is not orthogonal: the latest are kept."""
+    """A mean of orthogonal directions is not orthogonal: the latest directions are used."""
     settings = {"attention": performer.Config(features=16, redraw_every=3), "steps": 8}
     plain, averaged = new_run("plain", **settings), new_run("averaged", ema=0.9, **settings)
     train.fit(plain)

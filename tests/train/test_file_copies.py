@@ -1,4 +1,4 @@
-"""Files that a run keeps copies of: found wherever the run is, and known by their sums."""
+"""Files that a run keeps copies of: found wherever the run is, and identified by their checksums."""
 
 import json
 

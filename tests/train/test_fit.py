@@ -1,4 +1,4 @@
-"""A run stopped anywhere and resumed ends as one that was not; what goes wrong leaves the last checkpoint."""
+"""A run stopped anywhere and resumed ends like one that was not; a failure keeps the last checkpoint."""
 
 import json
 import os
@@ -50,8 +50,8 @@ def test_resumed_across_an_epoch(new_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 5, 6, 7])
 def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
-    """Stopped before, at and after a validation: no validation counts twice, and none that the whole run does
-    not have. With a loss that never falls, the rate is halved at every second one."""
+    """Stopped before, at and after a validation: no validation counts twice, and none is added to those of
+    the whole run. With a loss that never falls, the rate is halved at every second one."""
     monkeypatch.setattr(
         LearningRateSchedule, "update", lambda rate, loss, hear=LearningRateSchedule.update: hear(rate, 1.0)
     )
@@ -72,7 +72,7 @@ def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
 
 
 def test_a_signal_at_a_validation_waits_for_it(new_run, monkeypatch):
-    """Or the validation would count in the whole run only."""
+    """Otherwise the validation would count in the whole run only."""
     settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 100}
     whole, run = new_run("whole", **settings), new_run("run", **settings)
     monkeypatch.setattr(
@@ -113,7 +113,7 @@ class Uneven(Samples):
 
 
 def test_batches_by_tokens(new_run, monkeypatch):
-    """A task that says so gets batches of at most so many tokens, validates on all samples and is resumed
+    """A task that asks for it gets batches of at most so many tokens, validates on all samples and is resumed
     exactly; a fresh model is prepared, a resumed one is not."""
     samples, seen, prepared = Uneven(), [], []
     for name in ("train", "validate"):
@@ -142,7 +142,7 @@ def test_batches_by_tokens(new_run, monkeypatch):
     ("task", "samples"), [(copy.Config(length=8, validate_samples=40), 40), (digits.Config(), 32)]
 )
 def test_a_validation_looks_at_as_many_samples_as_its_task_says(new_run, monkeypatch, task, samples):
-    """Where it says none, at the first batches: there may be many."""
+    """If it sets no number, validation uses the first batches: there may be many."""
     seen = []
     kind = type(task.build())
     score = kind.score
@@ -155,7 +155,7 @@ def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     run = new_run(steps=20, save_every=5)
     (run.folder / ".step-00000003.abc").mkdir()  # left by a killed process
     (run.folder / ".run.json.abc").mkdir()
-    others = [run.folder / ".run.json.swp", run.folder / ".step-by-step"]  # an editor's, a person's
+    others = [run.folder / ".run.json.swp", run.folder / ".step-by-step"]  # an editor's, a user's
     others[0].touch()
     others[1].mkdir()
     train.fit(run.changed(steps=10))
@@ -174,7 +174,7 @@ def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     assert checkpoint.load(run.folder).config == run.model
     step = run.checkpoints()[0]
     assert train.Run.around(step) == train.Run.read(run.folder)
-    (run.folder / "run.json").rename(run.folder.parent / "run.json")  # above a run is none of its own
+    (run.folder / "run.json").rename(run.folder.parent / "run.json")  # it is not that of a run below it
     assert train.Run.of(run.folder) is None
 
 
@@ -282,10 +282,10 @@ def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
 
 @pytest.mark.slow
 def test_two_processes_are_as_good_as_one(new_run):
-    """The copy task: shares of a batch hold different numbers of predictions, and must be weighed by them.
+    """The copy task: shares of a batch hold different numbers of predictions, and must be weighted by them.
 
-    In float32, so up to the order of sums: 1e-5, where the weights have moved by 1e-2. RAdam's first four
-    steps do not divide by the size of the gradient, which could blow up a difference.
+    In float32, so only up to the order of sums: 1e-5, where weights have moved by 1e-2. The first four
+    steps of RAdam do not divide by the size of the gradient, which could amplify a difference.
     """
     task = copy.Config(length=24, train_samples=50)
     settings = {"task": task, "dropout": 0.0, "steps": 4, "lr": 0.1, "save_every": 100, "clip": None}
@@ -299,7 +299,7 @@ def test_two_processes_are_as_good_as_one(new_run):
 
 @pytest.mark.slow
 def test_two_processes_learn_from_shards_as_one(new_run, tmp_path):
-    """Sequences of documents are the same, up to the order of sums, as above."""
+    """The sequences of documents are the same, up to the order of sums, as above."""
     texts = [Document(f"{i}: {'some words ' * (i % 9)}".encode(), "") for i in range(200)]
     write_shards(tmp_path / "shards", texts, None, held_out=0.2, shard_tokens=2_000)
     task = text.Config(data=str(tmp_path / "shards"), length=32, batch_tokens=8 * 32)
@@ -312,9 +312,9 @@ def test_two_processes_learn_from_shards_as_one(new_run, tmp_path):
 
 @pytest.mark.slow
 def test_a_validation_of_fewer_batches_than_processes(new_run):
-    """It ends, training goes on behind it, and its score is that of one process.
+    """It ends, training continues after it, and its score is that of one process.
 
-    Up to the order of sums, which weights depend on too."""
+    Up to the order of sums, on which the weights depend too."""
     task = copy.Config(length=24, train_samples=50, validate_samples=1)
     settings = {"task": task, "dropout": 0.0, "steps": 4, "batch": 2, "validate_every": 2, "clip": None}
     one, two, _ = by_one_and_by_two(new_run, **settings)
@@ -325,7 +325,7 @@ def test_a_validation_of_fewer_batches_than_processes(new_run):
 
 
 def by_one_and_by_two(new_run, **settings) -> tuple[train.Run, train.Run, str]:
-    """The same training by one process and by two that share its batches, and what the two print."""
+    """The same training by one process and by two that share its batches, and the output of the two."""
     one = new_run("one", **settings)
     two = new_run("two", **settings, devices=2, strategy="ddp")
     train.fit(one)
@@ -336,7 +336,7 @@ def by_one_and_by_two(new_run, **settings) -> tuple[train.Run, train.Run, str]:
 
 
 def start(run: train.Run, **options) -> subprocess.Popen[str]:
-    """The command line that goes on with a run, once it has begun to train."""
+    """Start the command that resumes a run, and wait until it trains."""
     command = [sys.executable, "-m", "lintra.cli", "train", "--resume", str(run.folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -360,7 +360,7 @@ def test_killed_at_a_random_moment(new_run):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     done = killed.checkpoints()
-    assert not done or int(done[-1].name.removeprefix("step-")) < 300  # it was killed in the middle
+    assert not done or int(done[-1].name.removeprefix("step-")) < 300  # it was killed before the end
     train.fit(killed)
     train.fit(whole)
     assert_same_weights(whole, killed)
@@ -383,7 +383,7 @@ def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_the_processes_that_read_ahead_loses_no_run(new_run, signum, code):
-    """A terminal and a batch system send it to all of them; here the one that trains waits for the others."""
+    """A terminal and a batch system send it to all; here, the training process waits for the others."""
     task = pathfinder.Config(size=32)
     assert task.build().train.workers
     run = new_run(task=task, steps=100_000, save_every=100_000, batch=16)
@@ -429,7 +429,7 @@ def test_what_would_block_while_a_run_is_locked_is_not_its_lock(new_run):
 
 
 def test_weights_that_are_not_finite_are_not_saved(new_run, monkeypatch):
-    """A last update may spoil them without any gradient after it to tell."""
+    """The last update may spoil them, and no later gradient would reveal it."""
     run = new_run(steps=1)
     monkeypatch.setattr(torch.optim.RAdam, "step", spoil)
     with pytest.raises(Diverged, match="not finite"):

@@ -1,4 +1,4 @@
-"""Who has started the processes of a run is read from the environment, and must be what was asked for."""
+"""Who started the processes of a run is read from the environment, and must match the settings."""
 
 import os
 
@@ -31,7 +31,7 @@ SRUN = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Sets environment variables, of those that count no others."""
+    """Set these environment variables, and clear all others that matter."""
     of = ("TORCHELASTIC_", "SLURM_", "MASTER_", "GROUP_")
     for name in os.environ:
         if name.startswith(of) or name in (
@@ -60,13 +60,13 @@ def environment(monkeypatch):
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1", "NODE_RANK": "0"}, {"nodes": 2}, (2, 1), True),
         (TORCHRUN, {}, (2, 2), False),
         (TORCHRUN, {"nodes": 2, "devices": 2}, (2, 2), False),
-        (TORCHRUN | {"RANK": "2", "LOCAL_RANK": "0"}, {}, (2, 2), False),  # the first one of the second node
+        (TORCHRUN | {"RANK": "2", "LOCAL_RANK": "0"}, {}, (2, 2), False),  # the first on the second node
         (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, {}, (2, 2), True),
         (SRUN, {}, (2, 2), False),
         (SRUN | {"SLURM_PROCID": "0"}, {"devices": 2}, (2, 2), True),
         ({"SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"}, {}, (1, 3), True),
         ({"SLURM_NTASKS": "3"}, {"devices": 2}, (1, 2), True),  # a batch script, before any srun
-        (SRUN | {"SLURM_JOB_NAME": "bash"}, {}, (1, 1), True),  # a shell, which starts one
+        (SRUN | {"SLURM_JOB_NAME": "bash"}, {}, (1, 1), True),  # a shell, which starts one process
         (SRUN | TORCHRUN, {}, (2, 2), False),  # srun starts one torchrun on each node
     ],
 )
@@ -125,7 +125,7 @@ def test_each_process_needs_a_gpu_where_there_are_any(environment, monkeypatch, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match=message):
         launch.world(Config(**settings))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # then it trains on the CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it then trains on the CPU
     assert launch.world(Config(**settings))[1] == 2
 
 
@@ -138,17 +138,17 @@ def test_a_batch_is_shared_by_all_nodes(environment):
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
 
 
-@pytest.mark.parametrize("name", ["17", "none"])  # none: torchrun was given no --rdzv-id
+@pytest.mark.parametrize("name", ["17", "none"])  # none: torchrun got no --rdzv-id
 def test_a_restarted_job_finds_the_run_that_it_began(environment, new_run, name):
     environment(ALONE | {"TORCHELASTIC_RUN_ID": name})
     run = new_run()
     assert new_run() == run == train.Run.read(run.folder)
     with pytest.raises(checkpoint.Error, match="holds a run already"):
-        new_run(seed=1)  # the same job has begun something else
+        new_run(seed=1)  # the same job has begun another run
     environment({"TORCHELASTIC_RUN_ID": "18"})
     with pytest.raises(checkpoint.Error, match="holds a run already"):
         new_run()
-    (run.folder / "run.json").unlink()  # a checkpoint of nobody knows what
+    (run.folder / "run.json").unlink()  # a checkpoint that nothing describes
     checkpoint.save(run.model.build(), run.folder / "step-00000001")
     with pytest.raises(checkpoint.Error, match="holds a run already"):
         new_run()

@@ -1,4 +1,4 @@
-"""What the optimiser is given."""
+"""What the optimizer is given."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ def test_decay_is_no_part_of_the_gradient(optimizer):
 
 
 def test_the_loss_that_is_shown_is_that_of_all_processes(monkeypatch):
-    """Here of two, whose batches weigh 100 and 300: each has its share, and all see the mean."""
+    """With two processes whose batches weigh 100 and 300, each has its share, and both see the mean."""
     learner = Learner(torch.nn.Linear(1, 1), SimpleNamespace(weight=None, loss=None), train.Config())
     losses, weights = torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([100, 300])
     for i, share in enumerate((2.0 * 100 / 200, 4.0 * 300 / 200)):
@@ -86,7 +86,7 @@ def test_muon_is_for_the_matrices_inside_blocks():
 
 
 def test_muon_s_step_is_orthogonal(new_run):
-    """Its first update of a matrix has singular values that are all about alike, of the size of AdamW's."""
+    """The singular values of its first update of a matrix are about equal, and as large as with AdamW."""
     task = digits.Config().build()
     model = dataclasses.replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
     learner = Learner(model, task, train.Config(optimizer="muon", lr=1e-2, weight_decay=0.0))
@@ -97,11 +97,11 @@ def test_muon_s_step_is_orthogonal(new_run):
     optimizer.step()
     change = model.blocks[0].mlp.up.weight.detach() - before
     values = torch.linalg.svdvals(change.detach())
-    # Five steps of Newton and Schulz reach 0.7 to 1.2, but for a direction that had next to no gradient.
+    # Five Newton-Schulz steps reach 0.7 to 1.2, except for a direction with almost no gradient.
     assert values[:-1].min() > 0.5 * values.max()
     assert 0.1e-2 < change.square().mean().sqrt() < 0.3e-2  # 0.2 lr
     assert not torch.equal(model.head.weight, table)
-    assert optimizer.param_groups[-1]["betas"] == (0.9, 0.95)  # of AdamW beside it
+    assert optimizer.param_groups[-1]["betas"] == (0.9, 0.95)  # those of AdamW beside it
 
 
 def test_muon_is_resumed_exactly(new_run):
@@ -119,7 +119,7 @@ def test_muon_where_it_cannot_be():
 
 
 def test_muon_is_resumed_from_an_optimizer_without_a_newer_setting():
-    """As PyTorch 2.6 saved AdamW's groups, without `decoupled_weight_decay`."""
+    """As PyTorch 2.6 saved the groups of AdamW, without `decoupled_weight_decay`."""
     task = digits.Config().build()
     model = dataclasses.replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
     saved = make(model, train.Config(optimizer="muon")).state_dict()

@@ -1,4 +1,4 @@
-"""Where metrics go besides files: Weights & Biases, offline, and what a stand-in for it is told."""
+"""Where metrics go besides files: Weights & Biases, offline, and what a stand-in for it receives."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ SMALL = {"steps": 12, "validate_every": 6, "wandb": "tests"}
 
 
 class Told:
-    """A run of Weights & Biases that keeps what it is told."""
+    """A run of Weights & Biases that records what it receives."""
 
     def __init__(self):
         self.lines, self.ended, self.begun = [], [], []
@@ -40,7 +40,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch):
-    """In place of the package, and of Lightning's logger around a run of it."""
+    """Replaces the package, and the logger of Lightning around a run of it."""
     told = Told()
     package = SimpleNamespace(init=told.init, Settings=lambda **given: given, Error=ConnectionError)
     monkeypatch.setitem(sys.modules, "wandb", package)
@@ -99,7 +99,7 @@ def test_without_the_package(new_run, monkeypatch):
         train.Config(wandb="")
 
 
-@pytest.mark.slow  # a process of Weights & Biases begins and ends
+@pytest.mark.slow  # starts and ends a process of Weights & Biases
 @pytest.mark.filterwarnings("default")  # those of its packages
 def test_offline(new_run, monkeypatch):
     pytest.importorskip("wandb")

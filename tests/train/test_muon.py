@@ -1,4 +1,4 @@
-"""Muon against PyTorch's own, and what it makes of a matrix."""
+"""Muon compared with that of PyTorch, and what it does to a matrix."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lintra.train.muon import Muon, orthogonal
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24), (3, 8, 24)])
 def test_the_singular_vectors_are_kept(shape):
-    """x = U S V^T becomes U S' V^T, S' nearly 1: between U and V stands nothing but a diagonal."""
+    """x = U S V^T becomes U S' V^T with S' near 1: only a diagonal lies between U and V."""
     x = torch.randn(shape, dtype=torch.float64)
     u, values, v = torch.linalg.svd(x, full_matrices=False)
     found = u.mT @ orthogonal(x) @ v.mT
@@ -29,7 +29,7 @@ def test_matrices_of_a_shape_do_not_touch_each_other():
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_steps_are_those_of_pytorch(bf16):
-    """Its iteration is in bfloat16: what is left between the two is that rounding."""
+    """Its iteration is in bfloat16: the remaining difference is that rounding."""
     if not hasattr(torch.optim, "Muon"):
         pytest.skip(f"PyTorch {torch.__version__} has no Muon to compare with")
     ours, theirs = ([torch.nn.Parameter(x.clone()) for x in _matrices()] for _ in range(2))

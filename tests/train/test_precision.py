@@ -1,4 +1,4 @@
-"""The choice of a precision: what is measured, and what happens where there is no room."""
+"""The choice of a precision: what is measured, and what happens if memory is short."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from lintra.train.precision import choose_precision
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Passes of a fixed time, bf16 being twice as fast -> (samples, recomputed, bf16) of each."""
+    """Passes of a fixed time, twice as fast in bf16 -> (samples, recomputed, bf16) of each."""
     found = []
 
     def seconds(model, task, batch, bf16):
@@ -39,7 +39,7 @@ def test_where_float32_finds_no_room_the_last_size_that_does_decides(passes, mon
     def seconds(model, task, batch, bf16):
         if len(batch["tokens"]) > limit and not bf16:
             raise torch.OutOfMemoryError("no room")
-        return measured(model, task, batch, bf16) * (1 if bf16 else 0.1)  # float32 is the faster one
+        return measured(model, task, batch, bf16) * (1 if bf16 else 0.1)  # float32 is faster here
 
     monkeypatch.setattr(precision, "_seconds", seconds)
     limit = 4

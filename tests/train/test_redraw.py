@@ -1,4 +1,4 @@
-"""Random features are drawn anew between steps: when the configuration says so, the same on every process."""
+"""Random features are redrawn between steps: when the configuration says so, alike on every process."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from lintra.train.learner import Learner
 
 
 class Drawn(linear.LinearAttention):
-    """For the tests: remembers what it was given to draw from."""
+    """For the tests: records what it was given to draw from."""
 
     def __init__(self, config, **shape):
         super().__init__(linear.Config(), **shape)
@@ -52,7 +52,7 @@ def test_at_every_so_many_steps_but_not_at_the_first():
     assert torch.equal(torch.get_rng_state(), before)
     one, other = drawn(learning)
     assert len(one) == len(other) == 3
-    assert len(torch.stack(one + other).unique(dim=0)) == 6  # every layer and every step its own
+    assert len(torch.stack(one + other).unique(dim=0)) == 6  # every layer and every step has its own
     resumed = learner(3)
     resumed._redraw(6)
     assert torch.equal(drawn(resumed)[1][0], other[1])  # whatever was drawn before
@@ -70,7 +70,7 @@ def test_never_unless_asked_for(every):
 
 
 def test_training_draws_between_its_steps(new_run, monkeypatch):
-    """Before the step whose number it is."""
+    """Before the step with that number."""
     steps = []
     redraw = Learner._redraw
     monkeypatch.setattr(Learner, "_redraw", lambda self, step: steps.append(step) or redraw(self, step))

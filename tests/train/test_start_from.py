@@ -1,4 +1,4 @@
-"""A run that starts from a trained model has its weights before the first step, and then does without it."""
+"""A run that starts from a trained model has its weights before the first step, and no longer needs it."""
 
 import dataclasses
 import shutil
@@ -25,7 +25,7 @@ def trained(new_run):
 
 
 def test_the_first_weights_are_those_of_the_trained_model(new_run, trained):
-    """Under a learning rate that changes nothing that float32 can tell."""
+    """With a learning rate too small to change anything in float32."""
     run = new_run("next", steps=1, start_from=str(trained.folder), lr=1e-25, seed=1)
     train.fit(run)
     for name, x in weights(trained).items():
@@ -41,7 +41,7 @@ def test_it_goes_on_without_the_trained_model(new_run, trained):
 
 
 def test_it_begins_from_another_working_directory(new_run, trained, tmp_path, monkeypatch):
-    """A folder is remembered as where it is, and a model that comes with lintra by its name."""
+    """A folder is stored as an absolute path, and a model that comes with lintra by its name."""
     monkeypatch.chdir(tmp_path)
     run = new_run("next", steps=1, start_from="trained")
     (tmp_path / "elsewhere").mkdir()
@@ -69,7 +69,7 @@ def test_another_mechanism_may_take_the_weights_over(new_run, trained):
 
 
 def test_a_model_of_other_features_is_refused(tmp_path):
-    """Which have as many numbers a frame, so that its weights would fit."""
+    """Its features have as many numbers per frame, so that the weights would fit."""
     model = ctc.Config(
         symbols=Symbols("character", ("A", "B")),
         features=features.Config(bins=20),

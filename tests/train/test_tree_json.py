@@ -1,4 +1,4 @@
-"""Nested data and tensors survive the way through JSON; what cannot is refused."""
+"""Nested data and tensors survive the conversion to JSON and back; what cannot is refused."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def round_trip(value):
 @given(plain)
 def test_plain_data(value):
     again = round_trip(value)
-    assert repr(again) == repr(value)  # which tells 1 from True and 0.0 from -0.0
+    assert repr(again) == repr(value)  # it distinguishes 1 from True and 0.0 from -0.0
 
 
 def test_tensors_and_optimizer_state():

@@ -1,4 +1,4 @@
-"""A small model's page, the one that comes with lintra, and a browser that tells of all it asks for."""
+"""A small model's page, that of the model that comes with lintra, and a browser that reports all requests."""
 
 import base64
 import dataclasses
@@ -39,7 +39,7 @@ class Subject:
         self.file = export.to_bytes(model, "float16")
 
     def draw(self, seed, image=0, given=(), temperature=0.9):
-        """What the native program draws with the numbers that the page gives the image."""
+        """What the native program draws with the numbers that the page uses for the image."""
         start = self.model.start_token
         given = given if given or start is not None else [0]
         sequence, read = Sequence(Model(self.file)), [*([] if start is None else [start]), *given]
@@ -66,7 +66,7 @@ def small_model(**changes):
 
 @pytest.fixture(scope="session")
 def small():
-    """Learned nothing, draws 8 x 8 pixels of 17 levels at once."""
+    """An untrained model that draws 8 x 8 pixels of 17 levels at once."""
     return Subject(*small_model())
 
 
@@ -77,7 +77,7 @@ def shipped():
 
 @pytest.fixture(scope="session")
 def launch():
-    """What launches the browser of the system; without one what needs it is skipped, and says why."""
+    """Launches the browser of the system; without one, tests that need it are skipped with the reason."""
     if reason := why_not():
         pytest.skip(reason)
     with launcher() as launch:
@@ -90,12 +90,12 @@ def chromium(launch):
 
 
 class Opened:
-    """A page in the browser, with what it asked for and complained of."""
+    """A page in the browser, with its requests and its complaints."""
 
     def __init__(self, page, levels):
         self.page, self.levels = page, levels
         self.asked, self.complaints = [], []
-        page.set_default_timeout(60_000)  # other programs take their time
+        page.set_default_timeout(60_000)  # other programs are running
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("console", lambda message: self.complaints.append(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -106,13 +106,13 @@ class Opened:
         expect(self.page.locator(where)).to_contain_text(text, timeout=60_000)
 
     def values(self, canvas):
-        """The values that a canvas shows: its ink is their opacity."""
+        """The values shown on a canvas: the opacity of its ink."""
         pixels = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
         script = f"c => [...{pixels}].filter((_, i) => i % 4 == 3)"
         return [round(x * (self.levels - 1) / 255) for x in canvas.evaluate(script)]
 
     def box(self):
-        """Where the visitor's drawing is, all of it in sight -> x, y, width, height."""
+        """The place of the visitor's drawing, scrolled into view -> x, y, width, height."""
         canvas = self.page.locator("#own")
         canvas.evaluate("c => c.scrollIntoView({ block: 'center' })")
         box = canvas.bounding_box()
@@ -125,18 +125,18 @@ class Opened:
         return [self.values(canvas) for canvas in self.page.locator("#images canvas").all()]
 
     def set(self, name, value):
-        """A slider or field, as if the visitor had moved it."""
+        """Set a slider or field, as if the visitor had moved it."""
         self.page.locator(f"#{name}").fill(str(value))
 
 
 @pytest.fixture
 def opened(chromium, tmp_path):
-    """Opens a subject's page from a file or an address. It may ask for nothing else, nor complain."""
+    """Open a subject's page from a file or an address. It may request nothing else, and must not complain."""
     return opening(chromium, tmp_path)
 
 
 def opening(browser, folder):
-    """Return what opens pages in a browser, `opened`. folder: where their files may be written."""
+    """Return `opened`, which opens pages in a browser. folder: where their files may be written."""
 
     @contextmanager
     def open_page(subject, address=None, script=None, page=None, **context):
@@ -160,7 +160,7 @@ def opening(browser, folder):
 
 
 def damaged(page, content):
-    """The page with a bit of its model's file changed."""
+    """The page with one bit of its model's file changed."""
     before = base64.b64encode(content).decode()
     changed = bytearray(content)
     changed[len(changed) // 2] ^= 1

@@ -1,5 +1,5 @@
-// The page's program that hears, in node: hearing.mjs reads JSON { sources, program, model, work, pieces } and prints what it
-// tells; or { sources, rates, pieces }, and prints what the resampler makes of them, twice.
+// The program by which the page hears, in node: hearing.mjs reads JSON { sources, program, model, work, pieces } and prints
+// its messages; or { sources, rates, pieces }, and prints what the resampler makes of them, twice.
 import { readFileSync } from "node:fs";
 
 const job = JSON.parse(readFileSync(0));
@@ -9,7 +9,7 @@ const { Resampler, makeListener } = new Function(`"use strict"; ${source}; retur
 const pieces = job.pieces.map((piece) => Float32Array.from(piece));
 if (job.rates) {
   const resampler = new Resampler(...job.rates);
-  // Twice: what is finished is as if new.
+  // Twice: a finished resampler is as good as new.
   const once = () => [...pieces.map((piece) => [...resampler.push(piece)]), [...resampler.finish()]].flat();
   console.log(JSON.stringify([once(), once()]));
 } else {
@@ -23,5 +23,5 @@ if (job.rates) {
     await receive(work);
   }
   console.log(JSON.stringify(told));
-  process.exit(0); // the message channel would wait for ever
+  process.exit(0); // the message channel would wait forever
 }

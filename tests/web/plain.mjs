@@ -10,7 +10,7 @@ try {
     sequence.step(Number(token));
     return [...sequence.params];
   });
-  // What was saved goes on as what was not.
+  // A saved state continues like one that was not saved.
   let resumed = null;
   if (attention === "linear") {
     const other = opened.sequence(tokens.length), middle = tokens.length >> 1;

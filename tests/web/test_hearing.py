@@ -1,4 +1,4 @@
-"""What the page hears with: a resampler, and the recogniser in WebAssembly, which is the library's."""
+"""How the page hears: a resampler, and the recogniser in WebAssembly, which equals the library."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def in_javascript(pieces, **job):
 
 
 def tones(rate, seconds=0.5):
-    """Up to 0.88 of what 8,000 samples a second hold, and silence at both ends."""
+    """Tones up to 0.88 of what 8,000 samples per second can hold, with silence at both ends."""
     time = np.arange(round(seconds * rate)) / rate
     edge = np.minimum(1, 20 * np.minimum(time, seconds - time)).clip(0)
     sound = sum(np.sin(2 * np.pi * hz * time + hz) for hz in (50, 440, 1_700, 3_500))
@@ -46,7 +46,7 @@ def tones(rate, seconds=0.5):
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 44_100, 48_000, 96_000, 44_101, 4_000])
 def test_another_rate(rate):
-    """As soxr gives it, and as the tones themselves: what a tone loses is below a thousandth."""
+    """As from soxr, and like the tones themselves: a tone loses less than a thousandth."""
     samples = tones(rate)
     pieces = np.split(samples, [0, 1, 7, 600, 611])
     once, again = map(np.array, in_javascript(pieces, rates=[rate, 8_000]))
@@ -61,7 +61,7 @@ def test_another_rate(rate):
 
 
 def test_what_no_rate_holds_is_gone():
-    """A tone above the highest frequency would come back as a lower one."""
+    """Otherwise a tone above the highest frequency would come back as a lower one."""
     time = np.arange(24_000) / 48_000
     sound = np.sin(2 * np.pi * 4_100 * time).astype(np.float32)
     once, _ = in_javascript([sound], rates=[48_000, 8_000])
@@ -72,7 +72,7 @@ def test_what_no_rate_holds_is_gone():
     scope="module", params=[("two to one", "float32"), ("gated", "float16"), ("hybrid", "float32")], ids=str
 )
 def model(request, tmp_path_factory):
-    """The file of a recogniser that says different things, of each version of the format."""
+    """The file of a recogniser with varied output, for each version of the format."""
     kind, weights = request.param
     file = tmp_path_factory.mktemp("model") / "model.lrt"
     export.write(build(kind), file, weights)
@@ -107,7 +107,7 @@ def test_text_is_that_of_the_library(model):
 
 
 def test_a_file_is_its_pieces(model):
-    """And a job that was stopped, or is another, is heard no more."""
+    """A stopped job, or another one, gets no further results."""
     samples = noise(20_000)
     work = [{"do": "begin", "job": 1, "rate": 8_000}, {"do": "hear", "job": 1, "piece": 0, "rate": 8_000}]
     work += [{"do": "finish", "job": 1}, {"do": "file", "job": 2, "rate": 8_000}]

@@ -1,4 +1,4 @@
-"""The page in Chromium: what it draws is what the native program draws, whoever asks for it and however."""
+"""The page in Chromium: it draws what the native program draws, for every visitor and in every way."""
 
 import pytest
 
@@ -92,12 +92,12 @@ def test_half_a_digit_is_completed(which, opened, request):
         given = found.own()[: subject.task.length // 2]
         assert max(given) == subject.task.levels - 1
         assert not any(found.own()[len(given) :])
-        assert not any(given[::width])  # nothing at the edge that the mouse was not at
+        assert not any(given[::width])  # nothing at the edge, where the mouse was not
         assert found.images() == [subject.draw(4, image, given) for image in range(2)]
 
 
 def test_an_empty_drawing_is_no_beginning(small, opened):
-    """Drawn, then erased: as if nothing had been."""
+    """Drawn, then erased: the page is as before."""
     with opened(small) as found:
         draw_with_the_mouse(found)
         found.says("Complete it", "#go")
@@ -134,7 +134,7 @@ def test_keys_draw(small, opened):
 
 @pytest.mark.slow
 def test_keys_that_draw_stop_what_was_begun(small, opened):
-    """It would go on from another drawing than is seen."""
+    """Otherwise it would continue from a drawing other than the visible one."""
     with opened(small, reduced_motion="reduce") as found:
         found.says("Ready")
         found.set("pace", 0)
@@ -168,8 +168,8 @@ def test_settings(small, opened):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [None, WITHOUT_WORKER])
 def test_stopped_and_slowed(small, opened, script):
-    """At the slowest 64 values take four seconds; the page answers all the while, and goes on at once when
-    it may."""
+    """At the slowest pace, 64 values take four seconds; the page responds all the while, and continues at
+    once when the pace allows."""
     with opened(small, script=script, reduced_motion="reduce") as found:
         found.says("Ready")
         found.set("pace", 0)
@@ -196,7 +196,7 @@ def test_rows_that_are_given(small, opened):
 
 
 def test_softmax_that_reads_again_is_softmax_that_remembers(small, opened):
-    """And the linear one draws what the first image shows."""
+    """The linear model draws what the first image shows."""
     with opened(small) as found:
         found.says("Finished")
         drawn = []
@@ -240,7 +240,7 @@ def test_everything_has_a_name(small, opened):
 
 
 def test_no_button_becomes_another_under_the_pointer(small, opened):
-    """Pressed twice, the one that begins begins twice; the one that stops stands beside it."""
+    """A double click on the start button starts twice; the stop button is a separate one beside it."""
     with opened(small, reduced_motion="reduce") as found:
         found.says("Ready")
         found.set("pace", 0)
@@ -266,7 +266,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 
 def in_sight(found, *names):
-    """The names of what stands wholly in the window, to a pixel: windows scroll by whole ones."""
+    """The names of what is entirely inside the window, to a pixel: windows scroll by whole pixels."""
     script = """names => names.filter((name) => {
         const box = document.getElementById(name).getBoundingClientRect();
         return box.top > -1 && box.bottom < innerHeight + 1 && box.left >= 0 && box.right <= innerWidth;
@@ -321,7 +321,7 @@ def test_a_damaged_model_is_told_of(small, opened):
 
 
 def test_an_instruction_set_without_fused_sums_draws_the_same(small, opened):
-    """To the bit, with the program that has none either."""
+    """To the bit, with the program that has no fused sums either."""
     if "baseline" not in native.instruction_sets():
         pytest.skip("the instruction sets of this processor have fused sums")
     with opened(small, script=WITHOUT_RELAXED) as found:
@@ -343,7 +343,7 @@ def test_a_finger_draws(small, opened):
 
 
 def test_only_the_first_finger_draws(small, opened):
-    """What a second one does beside it leaves no line between them, and is no end."""
+    """A second finger draws no line between the two, and does not end the stroke."""
     with opened(small, has_touch=True, reduced_motion="reduce") as found:
         found.says("Ready")
         left, top, width, height = found.box()
@@ -364,7 +364,7 @@ def test_only_the_first_finger_draws(small, opened):
         given = found.own()[:32]
         assert all(given[8 * row] for row in range(4))
         assert not any(value for i, value in enumerate(given) if i % 8 > 2)
-        touch("touchStart", (0, 0.9, 0.1))  # the next first one
+        touch("touchStart", (0, 0.9, 0.1))  # the next first finger
         touch("touchEnd")
         assert found.own()[7] > 0
 
@@ -392,7 +392,7 @@ def test_strokes_are_erased_by_the_mouse(small, opened):
 
 
 def test_a_model_that_wants_a_first_value(opened):
-    """Without a start symbol, as the paper's: the first value is 0, and drawn is what follows."""
+    """Without a start symbol, as in the paper: the first value is 0, and the rest is drawn."""
     subject = Subject(*small_model(start=False))
     with opened(subject) as found:
         found.says("Finished")

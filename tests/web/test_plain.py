@@ -1,4 +1,4 @@
-"""The page's plain JavaScript gives what the library gives, for every kind of model that it knows."""
+"""The page's plain JavaScript gives the same as the library, for every kind of model that it supports."""
 
 import dataclasses
 import json
@@ -51,8 +51,8 @@ def in_javascript(file, attention, tokens):
 
 
 def assert_near(found, expected, weights="float32"):
-    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order. With int8 the runtime also
-    rounds what weights are multiplied with to 2^-16 of its largest, which these small models enlarge."""
+    """To 1e-4, like the runtime compared with PyTorch: both sum in their own order. With int8 the runtime
+    also rounds the activations to 2^-16 of the largest one, which these small models magnify."""
     tolerance = 1e-3 if weights == "int8" else 1e-4
     torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
 
@@ -78,7 +78,7 @@ def test_linear(kind, weights, tmp_path):
 
 @pytest.mark.parametrize("kind", [kind for kind in LINEAR if "attention" not in KINDS[kind]])
 def test_softmax(kind, tmp_path):
-    """With the weights of a model with linear attention, what PyTorch's softmax attention gives with them."""
+    """Equal to PyTorch's softmax attention with the same weights, which come from a linear model."""
     model = build(**KINDS[kind])
     export.write(model, tmp_path / "model.lrt")
     other = dataclasses.replace(model.config, attention=softmax.Config()).build().eval()

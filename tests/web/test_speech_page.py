@@ -1,4 +1,4 @@
-"""The page that hears, in Chromium with a recording for a microphone: the text is `lintra transcribe`'s."""
+"""The page that hears, in Chromium with a recording as microphone, writes what `lintra transcribe` does."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def shipped():
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
-    """Digits that three people say, with a little noise around: two seconds in files of two rates."""
+    """Digits from three speakers, with a little noise around them: two seconds in files of two rates."""
     soundfile, soxr = pytest.importorskip("soundfile"), pytest.importorskip("soxr")
     said = [waveform.read(DATA / f"{name}.wav", 8_000) for name in ("3_theo_0", "7_jackson_1", "0_nicolas_2")]
     hush = (2e-4 * np.random.default_rng(0).standard_normal(4_000)).astype(np.float32)
@@ -51,14 +51,14 @@ def recording(tmp_path_factory):
 
 
 def transcribed(file, capsys):
-    """What the command prints."""
+    """The output of the command."""
     assert transcribe_command([str(file)]) == 0
     return capsys.readouterr().out.rstrip("\n")
 
 
 @pytest.fixture(scope="module")
 def hearing(launch, recording):
-    """A browser whose microphone hears the recording, once."""
+    """A browser whose microphone plays the recording, once."""
     fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     browser = launch(*fake, f"--use-file-for-fake-audio-capture={recording / 'said.wav'}%noloop")
     yield browser
@@ -123,7 +123,7 @@ def test_the_microphone_of_browsers_that_have_less(shipped, recording, listening
 
 @pytest.mark.parametrize("name", ["said.wav", "high.wav"])
 def test_a_recording(shipped, recording, opened, capsys, name):
-    """Chosen, and once more: the second stands below the first."""
+    """Chosen twice: the second transcript is below the first."""
     expected = transcribed(recording / name, capsys)
     with opened(shipped, offline=True) as found:
         found.says("Ready")
@@ -139,7 +139,7 @@ def test_a_recording(shipped, recording, opened, capsys, name):
 
 
 def drop(found, content, name):
-    """A file, let go over the text."""
+    """Drop a file on the text."""
     script = """([content, name]) => {
         const data = new DataTransfer();
         data.items.add(new File([Uint8Array.from(content)], name));
@@ -150,7 +150,7 @@ def drop(found, content, name):
     assert found.page.evaluate(script, [list(content), name]) == [
         False,
         False,
-    ]  # the browser leaves them alone
+    ]  # the browser leaves them to the page
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def failing(name):
     ],
 )
 def test_microphones_that_are_not_there(shipped, recording, opened, capsys, script, told):
-    """A sentence that says what to do; a recording is heard all the same."""
+    """A message says what to do; a recording still works."""
     with opened(shipped, script=f"addEventListener('DOMContentLoaded', () => {{ {script} }})") as found:
         found.says("Ready")
         found.page.click("#go")
@@ -230,7 +230,7 @@ SILENT = """addEventListener('DOMContentLoaded', () => {
 
 
 def test_a_microphone_that_gives_silence(shipped, opened):
-    """What is muted is told of, until it sounds. The page's clock runs twenty times as fast here."""
+    """The page reports a muted microphone until it gives sound. Its clock runs twenty times as fast here."""
     with opened(shipped, script=SILENT) as found:
         found.says("Ready")
         found.page.click("#go")
@@ -243,7 +243,7 @@ def test_a_microphone_that_gives_silence(shipped, opened):
 
 
 def test_stopped_while_the_browser_still_asks(shipped, listening):
-    """The microphone that is given too late is let go."""
+    """A microphone that is granted too late is released."""
     slow = OPENED.replace(
         "await ask(what))", "await new Promise((go) => (globalThis.give = go)).then(() => ask(what)))"
     )
@@ -268,7 +268,7 @@ RESUMING = """addEventListener('DOMContentLoaded', () => {
 
 
 def test_stopped_while_the_microphone_still_starts(shipped, listening):
-    """It is let go without a complaint about it, and works when it is asked for again."""
+    """It is released without a complaint, and works when it is requested again."""
     with listening(shipped, script=f"{OPENED};{RESUMING}") as found:
         found.says("Ready")
         found.page.click("#go")
@@ -289,7 +289,7 @@ def test_stopped_while_the_microphone_still_starts(shipped, listening):
 
 
 def wait_until(found, condition):
-    """Ask again and again: the page's policy forbids what wait_for_function does."""
+    """Poll repeatedly: the page's policy forbids what wait_for_function does."""
     for _ in range(1200):
         if found.page.evaluate(f"Boolean({condition})"):
             return
@@ -334,7 +334,7 @@ def test_everything_has_a_name(shipped, opened):
 
 
 def test_keys(shipped, opened):
-    """The first button starts and stops, whoever has no mouse."""
+    """The first button starts and stops, also without a mouse."""
     with opened(
         shipped, script=f"addEventListener('DOMContentLoaded', () => {{ {failing('AbortError')} }})"
     ) as found:

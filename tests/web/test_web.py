@@ -1,4 +1,4 @@
-"""What there is a page of, and who gets it."""
+"""Which models have a page, and which requests are answered."""
 
 import http.client
 import re
@@ -116,7 +116,7 @@ def test_who_is_answered(server):
     "sent", [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
 def test_a_connection_that_is_reset(server, sent, capsys):
-    """It leaves no traceback in the terminal, and others are answered."""
+    """It leaves no traceback in the terminal, and other connections are answered."""
     finished = threading.Event()
     shutdown_request = server.shutdown_request
 

@@ -142,7 +142,7 @@ def test_bigbird_with_full_attention(head, side):
 
 
 def take_their_blocks(model, ours, t):
-    """Have each layer of ours read the random blocks that theirs samples in training."""
+    """Make each layer of lintra read the random blocks that transformers' model samples in training."""
     n = -(-t // 4)
     for i, (theirs, block) in enumerate(zip(model.encoder.layer, ours.blocks, strict=True)):
         attention, mechanism = theirs.attention.self, block.attn.attention
