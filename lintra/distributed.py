@@ -43,8 +43,8 @@ def context_parallel(
     Changes `model` in place, a `Decoder` or a module of your own around `AttentionLayer`, and returns it.
     The result is that of one process with whole sequences. Shards come from `shard`, of tokens, targets and
     masks alike, or for packed batches from `shard_packed`; losses are then sums over the tokens of a rank,
-    and `reduce_gradients` adds those of all ranks. `model.extend` and generation stay as they were; shards
-    after a state go through `extend` of this module.
+    and `reduce_gradients` adds the gradients of all ranks. `model.extend` and generation stay as they were;
+    shards after a state go through `extend` of this module.
     method: "relay" passes states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
     "scan" has all ranks exchange the effects of their shards (`lintra.ops.sequence_shard`), where a mechanism
     can; "auto" takes the one that is predicted to be faster, which `explain` shows.

@@ -137,8 +137,8 @@ class TextStream:
     decode: tokens -> text, with U+FFFD for a part of a character; end: a token that ends the text and is not
     in it; stop: texts after which it ends; prompt: tokens before the first, which are not given out and in
     which no stop text counts. The pieces given out together are `decode` of all tokens up to the end, cut
-    after the first of `stop`; where a decoder takes back whole characters because no character follows them
-    (byte fallback), they stay.
+    after the first of `stop`; where a decoder takes back whole characters because what follows them is not
+    a character (byte fallback), they stay.
     """
 
     def __init__(

@@ -185,8 +185,8 @@ def _contestants(
 
 
 def _once(sizes: Sizes, costs: Mapping[int, Cost], most: int) -> list[Row]:
-    """A single call of softmax at the greatest length, where it was left out: which linear is compared
-    with."""
+    """A single call of softmax at the greatest length, where it was left out: linear is compared with
+    it."""
     length = max(sizes.lengths)
     if length in costs:
         return []

@@ -83,7 +83,7 @@ def _safetensors(model: Any, options: Options) -> None:
 
 
 def _tokenizer(options: Options) -> bytes | None:
-    """Write the tokenizer, if the run has one, beside the export, in which symbols are numbers."""
+    """Return the tokenizer of the run, if any, to write beside the export, in which symbols are numbers."""
     try:
         run = train.Run.of(options.model)
     except Error as error:  # the export is complete without it

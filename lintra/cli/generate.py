@@ -256,7 +256,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
 
 def _at_hand(task: PixelTask) -> bool:
-    """Return whether there are test images; damaged ones count only if they were asked for."""
+    """Return whether there are test images; damaged ones, which nobody has asked for, count as none."""
     try:
         return task.at_hand()
     except DataError:

@@ -32,8 +32,8 @@ def written(path: Path) -> list[Path]:
 def write(path: Path, scored: Sequence[ScoredUtterance], utterances: Sequence[Utterance], unit: Unit) -> None:
     """Write hypotheses and references into `written(path)`, each file whole or not at all.
 
-    utterances: of the test set, with the results of those that were transcribed. unit: of what the model
-    writes. Raises files.Error.
+    utterances: of the test set, among them those in `scored`, whose audio and speakers they name. unit: of
+    what the model writes. Raises files.Error.
     """
     known = {utterance.id: utterance for utterance in utterances}
     for file, lines in zip(written(path), _LINES[path.suffix], strict=True):

@@ -103,8 +103,8 @@ class NativeDecoder:
     """`model.extend` of one token for every sequence, from `state` on.
 
     The weights are those at construction, kept as `weights` says; sums are float32. Each call overwrites the
-    states that the last one returned, but never the state it is given. Not for two threads at once. Raises
-    ValueError with the reason where the model cannot be served, or is in training.
+    states that earlier ones returned; a state from elsewhere, as at construction, is copied. Not for two
+    threads at once. Raises ValueError with the reason where the model cannot be served, or is in training.
     """
 
     def __init__(

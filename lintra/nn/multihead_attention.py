@@ -111,8 +111,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         A sequence attends to itself where `key` is the tensor `query`, or causally; it then gets 0 where
         `key_padding_mask` [b s] says padding. Anything else is cross-attention. Both masks are as PyTorch's,
         boolean and True for what is left out, or 0 and -inf. `attn_mask` is None or the causal mask [t s].
-        `is_causal` needs no mask, and does not read one given with it, which would make a GPU wait and break
-        a compiled graph.
+        `is_causal` needs no mask. One given with it is not read: that would make a GPU wait and break a
+        compiled graph.
 
         Raises ValueError for another `attn_mask`, for need_weights, and for a form the mechanism does not
         have.

@@ -24,8 +24,7 @@ def follow_autocast(*tensors: Tensor) -> list[Tensor]:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which operations on the device of x keep their digits. Where autocast is off
-    nothing is
-    entered: that would cost more than the sum of a few tokens."""
+    nothing is entered: that would cost more than the sum of a few tokens."""
     return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
 
 

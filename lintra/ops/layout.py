@@ -264,8 +264,7 @@ class Padded(NamedTuple):
         self, function: Callable[..., tuple[Tensor, _State]], state: _State, **packed: Tensor | None
     ) -> tuple[Tensor, _State]:
         """Return the results of `function`, called for each bucket with a `layout`, a `state` and the tensors
-        by name,
-        padded: y, packed again, and the states in the order of the batch.
+        by name, padded: y, packed again, and the states in the order of the batch.
 
         A state is a tensor [n ...] or a NamedTuple of such. A tensor that is None is passed on as None."""
         parts = {name: None if x is None else self.unpack(x) for name, x in packed.items()}

@@ -35,7 +35,7 @@ def orthogonal_gaussian(
     With "chi" each row alone is a standard normal vector, so estimates stay unbiased.
     """
     q, r = torch.linalg.qr(_normal(math.ceil(rows / dim), dim, dim, generator=generator))
-    # Without random signs the directions would be biased: LAPACK chooses signs by its own convention.
+    # Without the signs of r's diagonal the directions would be biased: LAPACK chooses q's by its convention.
     blocks = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     directions = blocks.mT.flatten(0, 1)[:rows]
     if norms == "constant":

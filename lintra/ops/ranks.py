@@ -36,7 +36,7 @@ class Ranks:
         self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
         self.bytes_sent = 0
         self._number = next(_NUMBERS)  # in _under_way
-        self._releasable = 0  # how many of them the last `release_sent` has seen
+        self._releasable = 0  # how many of those there the last `release_sent` has seen
         self.record: list[list[Tensor]] | None = None  # where received tensors are recorded
         self.replay: Iterator[list[Tensor]] | None = None  # tensors received before, to be replayed
 

@@ -63,7 +63,7 @@ def _identity(source: Path | Audio | np.ndarray | None) -> Any:
 
 
 def write(place: Path, origin: dict[str, str], bins: int, compute: Callable[[Write], Parts]) -> None:
-    """Make the file of a cache: the arrays [t bins] that `compute` yields, and their description."""
+    """Make the file of a cache: the arrays [t bins] that `compute` writes, and their description."""
     with open(place, "wb") as file:
         file.write(bytes(8 + _HEADER))
         parts = compute(lambda x: file.write(np.ascontiguousarray(x, "<f4").data))

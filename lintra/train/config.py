@@ -72,8 +72,9 @@ class Config:
         return task.batch or self.batch
 
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
-        """Raise ValueError where batches count sequences and the processes cannot share one evenly, and where
-        the processes are not those that were requested. batch: sequences of a batch; None: the setting."""
+        """Raise ValueError where batches count sequences and the processes cannot share one evenly, where
+        the processes are not those that were requested, and for strategy "fsdp" with a single process. batch:
+        sequences of a batch; None: the setting."""
         nodes, devices = launch.world(self)
         if self.strategy == "fsdp" and nodes * devices == 1 and launch.launcher() is None:
             raise ValueError("strategy='fsdp' needs devices > 1, got devices=1")

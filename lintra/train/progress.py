@@ -43,7 +43,7 @@ class ProgressBar(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        samples, tokens = next(iter(batch.values())).shape[:2]  # of features, frames and not numbers
+        samples, tokens = next(iter(batch.values())).shape[:2]  # of features only the frames count
         self.tokens += samples * tokens * trainer.world_size
         self.times.append((time.monotonic(), self.tokens))
         if not trainer.is_global_zero:

@@ -176,8 +176,8 @@ class Run:
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
     def digest_of_job(self) -> str | None:
-        """Return a digest of the launcher of this process and of its settings; None where nothing
-        could restart it."""
+        """Return a digest of the job that started this process and of the settings of the run; None where
+        nothing could restart it."""
         job = launch.job()
         if job is None:
             return None

@@ -221,8 +221,8 @@ def _packing(
 
 
 def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
-    """Return whether a bidirectional module may read another sequence: the mask is then that of the other
-    one."""
+    """Return whether a bidirectional module may read another sequence, whose mask then is the one it is
+    given."""
     config = getattr(module, "config", None)
     crossing = any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention"))
     return crossing or q.shape[1] != k.shape[1]

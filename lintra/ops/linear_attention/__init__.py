@@ -81,8 +81,7 @@ def linear_attention(
     `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one after the other, b = 1, s = t, and
     the states are [n g ...]; each sequence has the output it has alone. "native" and "triton" read them in
     place, the others padded, in buckets of similar length. A `layout` of k replaces both for a caller that
-    has validated
-    everything: nothing is checked again.
+    has validated everything: nothing is checked again.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
     eps = 0 the sums must not be so small that their inverse overflows.

@@ -11,7 +11,8 @@ lintra/native's recurrence.h has the same letters, and names the papers:
     S' = G_C S + (H K)^T N
     Y = (G Q) S + P N                               `outputs`
 
-All but `chunk_states` work on every chunk at once; `chunk_states` takes two matrix products for each chunk.
+All but `chunk_states` work on every chunk at once; it takes one matrix product for each chunk, two with the
+delta rule.
 
 **Decays of every feature.** Two tokens of a chunk lie in neighbouring runs of 1, 2, 4, ... tokens at exactly
 one level of halving. The decay between them is the decay from the earlier token to the border of these runs

@@ -12,7 +12,7 @@ _LONGEST = 20_000  # rows that are read
 def season_of(series: Sequence[np.ndarray], most: int) -> int:
     """Return the season of series [n] of values, at most so many rows; 1 where there is none.
 
-    It is the first high peak of the mean autocorrelation of all series, less a straight line."""
+    It is the first high peak of the autocorrelation, the mean of all series, of what a line fit leaves."""
     found = [x for values in series if (x := _autocorrelation(values[-_LONGEST:], most)) is not None]
     if not found:
         return 1

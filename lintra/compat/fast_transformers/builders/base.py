@@ -35,7 +35,7 @@ class BaseBuilder:
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:
-    """A sentence for an error: there is no such name, but similar ones."""
+    """A sentence for an error: there is no such name, and which are similar, or else all."""
     near = get_close_matches(name, known)
     hint = f"; perhaps {' or '.join(near)}" if near else f"; there are {', '.join(known)}"
     return f"there is no {what} {name!r}{hint}"
