@@ -81,7 +81,7 @@ def refuse_others(folder: Path, *more: str) -> None:
 
 
 def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -> None:
-    """Write the files of a model into a new `folder`. See `save`."""
+    """Write the files of a model into `folder`, which is made if it is not there. See `save`."""
     if stored is not None and not stored.is_floating_point:
         raise ValueError(f"stored must be a floating type, as weights are, got {stored}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class AttentionConfig(Protocol):
     def build(self, **shape: Any) -> "Attention": ...
 
 
-AttentionPattern = AttentionConfig | tuple[AttentionConfig, ...]  # one for all layers, or one for each
+AttentionPattern = AttentionConfig | tuple[AttentionConfig, ...]  # one for all layers, or several in turn
 
 
 class Attention(nn.Module):
@@ -156,8 +156,8 @@ class Attention(nn.Module):
         """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
 
     def _register_sampled(self, **sampled: Tensor | None) -> None:
-        """Register buffers sampled on the CPU, so that a seed gives the same ones on every device: on
-        PyTorch's default device and, unless they are integers, in its default dtype."""
+        """Register buffers on PyTorch's default device and, unless they are integers, in its default dtype.
+        They are sampled on the CPU, so that a seed gives the same ones on every device."""
         default = torch.empty(0)
         for name, x in sampled.items():
             like = default if x is not None and x.is_floating_point() else default.device

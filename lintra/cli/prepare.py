@@ -48,7 +48,7 @@ class TextOptions:
     out: Out = None  # the new folder of shards
     field: str = "text"  # the text in a line of JSON
     validate: float = 0.01  # the part of the documents held out to validate on
-    document_bytes: int = LONGEST  # longer documents are cut, at line ends, to this
+    document_bytes: int = LONGEST  # documents of over twice this are cut, at line ends
     shard_tokens: int = shard_writer.SHARD_TOKENS  # tokens in a shard, at most
     end: str | None = None  # a token of the tokenizer after each document, such as <|endoftext|>
     quiet: bool = False  # print errors and the result only

@@ -97,7 +97,7 @@ class StepSampler(Sampler[list[int]]):
 
 class LengthSampler(Sampler[list[int]]):
     """Sampler of batches of samples of different lengths: every step takes at most `tokens`, padding
-    included.
+    included, but for a sample that has more by itself.
 
     Each epoch is a permutation sampled from (seed, epoch), sorted by length inside buckets of it and cut into
     batches of similar lengths, in an order sampled likewise. The epochs are laid out in one line, and every

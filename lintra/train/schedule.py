@@ -47,7 +47,7 @@ def notices(config: Config) -> list[str]:
 
 class LearningRateSchedule(Callback):
     """The learning rate of every step. Schedule "plateau" halves it when the validation loss has not fallen
-    below its lowest value for a number of validations; the count goes into the checkpoint.
+    below its lowest value for a number of validations; what it has seen and done goes into the checkpoint.
     """
 
     def __init__(self, config: Config):

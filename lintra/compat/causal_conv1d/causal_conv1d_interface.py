@@ -39,10 +39,10 @@ def causal_conv1d_fn(
 
     x [b d t], weight [d w], its last column for the token itself, bias [d]; `activation` is None, "silu" or
     "swish", which are the same. seq_idx [b t] of integers: tokens of other numbers are not read, and where it
-    is below 0, y is 0. `initial_states` [b d w-1] are the inputs before x (None: zeros). `final_states_out`
-    [b d w-1] is written to and returned. Differentiable by x, weight, bias and initial_states; of any width.
-    Raises NotImplementedError for another activation and ValueError or TypeError for arguments that disagree,
-    including seq_idx together with states.
+    is below 0, y is 0. `initial_states` [b d w-1] are the inputs before x (None: zeros). With
+    return_final_states, those are written to `final_states_out` [b d w-1], if given. Differentiable by x,
+    weight, bias and initial_states; of any width. Raises NotImplementedError for another activation and
+    ValueError or TypeError for arguments that disagree, including seq_idx together with states.
     """
     silu = _activation(activation)
     states = {"initial_states": (initial_states, "b d l"), "final_states_out": (final_states_out, "b d l")}
