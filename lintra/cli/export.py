@@ -94,7 +94,7 @@ def _tokenizer(options: Options) -> bytes | None:
 
 
 def _place(options: Options, ending: str, content: bytes | None = None) -> Path:
-    """Return the file to write. Raises UsageError for a default name that exists with other content."""
+    """Return the file to write. Raises UsageError if its default name is taken, unless by this `content`."""
     if options.out is not None:
         name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
         return options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)

@@ -73,7 +73,7 @@ def transcripts(
     """Return what a model finds in the utterances at these places; and those that it cannot read, or whose
     transcript, if any, cannot be compared. `batch` utterances of similar length are processed at once: that
     changes memory and time, not the result. timestamps: include the times of words. If stopped, the results
-    so far are returned, the shortest utterances first.
+    so far are returned, those of the shortest utterances, which come first.
     """
     config, symbols = model.config, model.config.symbols
     said: dict[int, str] = {}

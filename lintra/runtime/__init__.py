@@ -131,7 +131,7 @@ class Model:
         return content.tobytes()
 
     def state_size(self, tokens: int) -> int:
-        """Bytes of a state saved after so many tokens: one number without softmax attention. Raises
+        """Bytes of a state saved after so many tokens, always the same without softmax attention. Raises
         Error for fewer than 0."""
         if tokens < 0:
             raise Error(f"tokens must be at least 0, got {tokens}")
@@ -145,8 +145,8 @@ class Model:
 
 
 class Sequence:
-    """A sequence of a model: its state and its next symbol. Raises Error for what the runtime refuses and
-    TypeError for a token that is not an integer, which leave it unchanged.
+    """A sequence of a model: its state and the distribution of its next symbol. Raises Error for what the
+    runtime refuses and TypeError for a token that is not an integer, which leave it unchanged.
 
     Softmax attention keeps every token: the memory of its sequences doubles where it is full.
     """
