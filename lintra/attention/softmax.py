@@ -7,7 +7,8 @@ value: a state that grows by d + e numbers a token and key-value head. With `win
 `window` real tokens up to its own and the state stops growing.
 
 Cost of t tokens: t^2 (d + e) multiplications and additions a head, with a window t (window + 64) (d + e) at
-most. Without a window, padding is passed as t s booleans a sample.
+most. Padding is passed as s booleans a sample, or t s for several causal tokens after a state without
+a window.
 """
 
 from dataclasses import dataclass, replace

@@ -80,9 +80,9 @@ def causal_conv1d_update(
 ) -> Tensor:
     """Convolve a few further tokens: y like x, and `conv_state` is updated in place.
 
-    x [b d] or [b d t] and conv_state [b d l], l >= w - 1, of one dtype; weight [d w], bias [d]. The last w -
-    1 inputs in conv_state come before x, which is then appended. With `cache_seqlens` [b] of integers
-    conv_state is a circular buffer instead: the first token goes to place cache_seqlens % l. With
+    x [b d] or [b d t] and conv_state [b d l], l >= max(1, w - 1), of one dtype; weight [d w], bias [d]. The
+    last w - 1 inputs in conv_state come before x, which is then appended. With `cache_seqlens` [b] of
+    integers conv_state is a circular buffer instead: the first token goes to place cache_seqlens % l. With
     `conv_state_indices` [b] conv_state is [r d l] and the indices give the row of each sequence; below 0
     there is none, and y is 0. No row may be given twice. Gradients go through x, weight and bias, and through
     what is written into conv_state to earlier tokens. Raises NotImplementedError for an activation other than
@@ -95,8 +95,9 @@ def causal_conv1d_update(
     axes = "b d l" if conv_state_indices is None else "r d l"
     sizes = _check(tokens, weight, bias, conv_state=(conv_state, axes))
     checks.same_device_and_dtype("conv_state", conv_state, "x", x)
-    if sizes["l"] < max(1, sizes["w"] - 1):
-        raise ValueError(f"conv_state must hold at least w - 1 = {sizes['w'] - 1} inputs, got {sizes['l']}")
+    least = max(1, sizes["w"] - 1)
+    if sizes["l"] < least:
+        raise ValueError(f"conv_state must hold at least {least} inputs for w={sizes['w']}, got {sizes['l']}")
     integers("cache_seqlens", cache_seqlens, "b", sizes, x, "x")
     integers("conv_state_indices", conv_state_indices, "b", sizes, x, "x")
     rows_below("conv_state_indices", conv_state_indices, conv_state.shape[0])

@@ -192,6 +192,7 @@ def _run(
     """Return y [b t h e] of whole sequences, or of tokens after a layer's state or after other keys."""
     if layer is not None:
         if packed is not None:
+            layer.waiting = False  # the cache is as before the call
             raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
         return layer.extend(mechanism, q, k, v, seen.layout(q))
     if packed is not None:

@@ -96,10 +96,11 @@ class StateLayer(StateHolder, CacheLayerMixin):
                 "a StateCache does not support layers that share keys and values: leave past_key_values out, "
                 "for a cache of transformers' own"
             )
+        self.waiting = False
         if self.state is None:
             self.state = mechanism.start(q.shape[0], device=q.device, dtype=q.dtype)
         y, self.state = mechanism.extend(q, k, v, self.state, layout=layout)
-        self.length, self.waiting = self.length + q.shape[1], False
+        self.length += q.shape[1]
         return layout.zero(y)
 
     def reset(self) -> None:

@@ -127,8 +127,10 @@ def test_packed_sequences_are_separate_ones(implementation):
         assert_close(model(x, position_ids=place, **given).logits, parts, **SAME)
     two = model(x.expand(2, -1), position_ids=place, use_cache=False).logits
     assert_close(two, parts.expand(2, -1, -1), **SAME)
+    cache = lintra.hf.cache_for(model)
     with pytest.raises(NotImplementedError, match="packed"):
-        model(x, position_ids=place, past_key_values=lintra.hf.cache_for(model))
+        model(x, position_ids=place, past_key_values=cache)
+    assert_close(model(x, past_key_values=cache).logits, model(x).logits, **SAME)  # the cache is as before
     with pytest.raises(ValueError, match="cu_seqlens must end"):
         model(x, cu_seq_lens_q=bounds[:2])
 
