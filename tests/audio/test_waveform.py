@@ -185,9 +185,7 @@ def test_a_wave_file_that_was_written_to_a_pipe(write, claim):
 def test_a_flac_file_that_was_written_to_a_pipe(write):
     path = write("a.flac")
     wanted, content = read(path, RATE), bytearray(path.read_bytes())
-    content[21] &= (
-        0xF0  # the 36-bit number of samples comes after "fLaC", a header of 4 bytes and 13.5 more
-    )
+    content[21] &= 0xF0  # the 36-bit number of samples comes after "fLaC", a header of 4 bytes and 13.5 more
     content[22:26] = bytes(4)
     path.write_bytes(content)
     np.testing.assert_array_equal(read(path, RATE), wanted)
