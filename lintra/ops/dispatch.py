@@ -80,7 +80,7 @@ def serves(op: str, impl: str, *tensors: Tensor) -> bool:
 
 
 def explain() -> list[ImplementationStatus]:
-    """Return, for every op, what serves float32 tensors on this machine's CPU and GPU and why the others do
+    """Return, for every op, what runs for float32 tensors on this machine's CPU and GPU and why the others do
     not."""
     rows = []
     for op, names in IMPLEMENTATIONS.items():
