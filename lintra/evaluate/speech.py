@@ -98,7 +98,7 @@ def transcripts(
                     tuple(words(config, each, ids, frames=frames)) if timestamps else (),
                     frames * config.features.seconds,
                 )
-            report(len(found))
+            report(len(found) + len(skipped))
             if stopped():
                 break
     return [found[place] for place in said if place in found], skipped

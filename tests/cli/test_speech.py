@@ -337,7 +337,10 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
         config.features,
         cache=None,
     )
-    found, skipped = evaluate.transcripts(config.build().eval(), corpus, range(2), Search(), batch=2)
+    done = []
+    model = config.build().eval()
+    found, skipped = evaluate.transcripts(model, corpus, range(2), Search(), batch=2, report=done.append)
+    assert done[-1] == 2  # progress reaches the end, skipped utterances included
     assert [each.reference for each in found] == ["ah b iy"]
     assert [(each.id, "'Q'" in each.reason) for each in skipped] == [("u1", True)]
     (rate,) = evaluate.error_rates(found, "phoneme").values()
