@@ -56,6 +56,10 @@ def _shown(score: float, problem: problems.Problem) -> str:
     return f"{100 * score:.1f}" if problem.score == "accuracy" else f"{score:.3f}"
 
 
+def _unit(problem: problems.Problem) -> str:
+    return "%" if problem.score == "accuracy" else "bits/byte"
+
+
 def _each(runs: Outcomes, problem: problems.Problem) -> str:
     """The test score of each seed."""
     return ", ".join("diverged" if x["diverged"] else _shown(x["test"], problem) for x in runs)
@@ -70,10 +74,9 @@ def _rate(rate: float, tried: set[float]) -> str:
 def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
     """A row for each contestant and number of steps whose search is done: few steps first, then the best."""
     problem = study.by_name[name]
-    unit = "%" if problem.score == "accuracy" else "bits/byte"
     heads = [
         "contestant",
-        f"test, {unit}",
+        f"test, {_unit(problem)}",
         "each seed",
         "rate",
         "steps",
@@ -148,7 +151,8 @@ def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
         [who, *(formatted(done[name, who, steps], study.by_name[name]) for name, steps in columns)]
         for who in contestants.MAPS
     ]
-    return _table(["feature map", *(f"{name}, {steps:,} steps" for name, steps in columns)], rows)
+    heads = [f"{name}, {steps:,} steps, {_unit(study.by_name[name])}" for name, steps in columns]
+    return _table(["feature map", *heads], rows)
 
 
 def core_hours(outcomes: Outcomes) -> float:
