@@ -336,7 +336,7 @@ def test_maps_are_compared_where_all_have_the_same_steps(recalls, monkeypatch):
     monkeypatch.setattr(contestants, "MAPS", ("linear", "gated"))
     found = search.read_outcomes(recalls)
     assert tables.maps_table(found, recalls).splitlines() == [
-        "| feature map | mqar-6-2-32, 8 steps |",
+        "| feature map | mqar-6-2-32, 8 steps, % |",
         "| --- | --- |",
         "| linear | 50.0 ± 0.0 |",
         "| gated | 60.0 ± 0.0 |",
