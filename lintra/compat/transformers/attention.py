@@ -191,10 +191,7 @@ def _run(
 ) -> Tensor:
     """Return y [b t h e] of whole sequences, or of tokens after a layer's state or after other keys."""
     if layer is not None:
-        if packed is not None:
-            layer.waiting = False  # the cache is as before the call
-            raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
-        return layer.extend(mechanism, q, k, v, seen.layout(q))
+        return layer.extend(mechanism, q, k, v, seen.layout(q) if packed is None else packed)
     if packed is not None:
         rows = [x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)]
         return mechanism(*rows, layout=packed).unflatten(1, q.shape[:2])[0]

@@ -90,13 +90,16 @@ class StateLayer(StateHolder, CacheLayerMixin):
     def extend(self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """Return y [b t h e] of new tokens after the state, which then has them too.
 
-        Raises NotImplementedError for keys that an earlier layer has taken already."""
+        Raises NotImplementedError for packed sequences, and for keys that an earlier layer has taken already;
+        the state is then as before."""
         if not self.waiting:
             raise NotImplementedError(
                 "a StateCache does not support layers that share keys and values: leave past_key_values out, "
                 "for a cache of transformers' own"
             )
         self.waiting = False
+        if layout.packed:
+            raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
         if self.state is None:
             self.state = mechanism.start(q.shape[0], device=q.device, dtype=q.dtype)
         y, self.state = mechanism.extend(q, k, v, self.state, layout=layout)
