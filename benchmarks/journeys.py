@@ -75,7 +75,7 @@ THINGS = ("book", "lamp", "chair", "film", "soup")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How many steps a journey trains; None: as many as the command does by default."""
+    """Steps that a journey trains; None: as many as the command does by default."""
 
     steps: int | None = None
     journeys: tuple[str, ...] = tuple(JOURNEYS)

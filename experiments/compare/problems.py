@@ -21,7 +21,7 @@ SHAKESPEARE = {"tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b
 
 
 class Judge(Protocol):
-    """What scores a trained model: a task, or the part of one that scoring needs."""
+    """Scorer of a trained model: a task, or the part of one that scoring needs."""
 
     def per_sample(self, model: Any, batch: Any) -> Any: ...
 

@@ -193,7 +193,7 @@ def _mean(losses: list[float]) -> str:
 
 
 def hours() -> str:
-    """How many trainings there are, and how long they took."""
+    """Return a sentence with the number of trainings and the hours they took."""
     every = [one for one in (x.concluded() for x in [*searches(), *trials()]) if one]
     diverged = sum(bool(one.get("diverged")) for one in every)
     total = sum(one["minutes_by_the_clock"] or 0.0 for one in every) / 60

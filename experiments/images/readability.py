@@ -1,4 +1,4 @@
-"""How many generated digits read as digits, by a classifier that has learned MNIST. README.md says more.
+"""Count the generated digits that read as digits, by a classifier of MNIST. README.md says more.
 
     python experiments/images/readability.py --data DIR
 

@@ -144,7 +144,7 @@ def table(report: dict[str, Any], data: str) -> str:
 
 
 def batch_table(report: dict[str, Any]) -> str:
-    """How many times faster linear attention is at the same batch size."""
+    """Return a table of the speed of linear attention relative to each way at the same batch size."""
     rows = by_name(report)
     batches = sorted({batch for data in BATCHES for batch in BATCHES[data][FUSED]})[:-1]
     heads = ["the same batch, linear / it", *(f"{batch} at a time" for batch in batches)]

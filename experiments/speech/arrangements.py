@@ -29,7 +29,7 @@ SEEDS = range(31)
 
 
 def name(fewest: int, most: int) -> str:
-    """What strings of so many digits are called."""
+    """Name strings of so many digits."""
     return f"strings of {fewest} to {most} digits" if fewest < most else f"strings of {most} digits"
 
 

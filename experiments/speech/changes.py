@@ -80,7 +80,7 @@ def table() -> str:
 
 
 def counted(one: Trial) -> dict[str, Any]:
-    """What its file holds besides the curve."""
+    """Return what its file holds besides the curve."""
     return {"parameters": sum(p.numel() for p in checkpoint.load(one.folder).parameters())}
 
 

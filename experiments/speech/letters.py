@@ -51,7 +51,7 @@ def cosines(bins: int = AUDIO.bins) -> np.ndarray:
 
 
 def unit_area(config: features.Config = AUDIO) -> np.ndarray:
-    """What log-mel energies [bins] grow by if each triangle has an area of 1 instead of a height of 1."""
+    """Return how much log-mel energies [bins] grow if each triangle has an area of 1, not a height of 1."""
     low, high = (1127 * np.log1p(hz / 700) for hz in (config.low_hz, config.top_hz))
     edges = 700 * np.expm1(np.linspace(low, high, config.bins + 2) / 1127)
     return np.log(2 / (edges[2:] - edges[:-2]))

@@ -85,7 +85,7 @@ def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def ratios(times: Mapping[str, float]) -> list[Row]:
-    """How many times faster linear attention is than softmax, by the times of `measure`."""
+    """Speed of linear attention relative to softmax, by the times of `measure`."""
     where = [*CORPORA.values(), *(f"{length} frames" for length in LENGTHS)]
     figures = ((x, times[f"{x}: softmax, an epoch"] / times[f"{x}: linear, an epoch"]) for x in where)
     return [Row(f"{x}: seconds an epoch, softmax / linear", ratio, "x", at_least=1.0) for x, ratio in figures]

@@ -106,7 +106,7 @@ def test_text_is_that_of_the_library(kind, sizes):
 
 @pytest.mark.parametrize("kind", RECOGNISERS)
 def test_float16_becomes_float32(kind):
-    """The same numbers, read as they were written, and the same names."""
+    """A float16 file turned into float32 holds the same numbers and the same names."""
     model = build(kind)
     half = loaded(model, "float16")
     content = half.to_float32()

@@ -139,7 +139,7 @@ def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_float16_becomes_float32(kind):
-    """The same numbers, read as they were written, and so the same params."""
+    """A float16 file turned into float32 holds the same numbers, and so gives the same params."""
     model = build(**KINDS[kind])
     half = loaded(model, "float16")
     content = half.to_float32()
@@ -173,7 +173,7 @@ def test_int8_is_rounded_weights(kind, instruction_set):
 
 
 def test_instruction_sets_with_fused_sums_agree_to_the_bit():
-    """The same lanes in the same order."""
+    """Every build sums the same lanes in the same order."""
     fused = [name for name in native.instruction_sets() if name not in ("baseline", "neon")]
     model = build(width=96, activation="swiglu")
     found = []
