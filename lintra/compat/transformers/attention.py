@@ -34,7 +34,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
-from lintra.compat.transformers.cache import StateCache, StateLayer, owner
+from lintra.compat.transformers.cache import StateCache, StateLayer, claim
 from lintra.compat.transformers.masking import Visible, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
@@ -136,6 +136,7 @@ def attend(
 
     The function of transformers' AttentionInterface. Raises ValueError or NotImplementedError for what the
     mechanism has no form of."""
+    layer = claim(key)
     for option in _UNSERVED:
         if kwargs.get(option) is not None and kwargs[option] is not False:
             raise NotImplementedError(f"attn_implementation={name!r} does not support {option}")
@@ -148,7 +149,7 @@ def attend(
     config = configured(name)
     assert config is not None
     if isinstance(seen, Tensor):
-        if owner(key) is not None:
+        if layer is not None:
             raise NotImplementedError(
                 f"a StateCache does not support a mask of queries and keys, got {list(seen.shape)}: leave "
                 "past_key_values out, for a cache of transformers' own"
@@ -165,7 +166,7 @@ def attend(
         return fused_attention(query, key, value, **options).transpose(1, 2), None
     config = _config(name, config, seen.window, scaling, dropout)
     mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
-    packed, layer = _packing(seen, q, k, position_ids, cu_seq_lens_q), owner(key)
+    packed = _packing(seen, q, k, position_ids, cu_seq_lens_q)
     if isinstance(mechanism, softmax.SoftmaxAttention):
         seen = seen._replace(window=mechanism.config.window)
         if packed is None and layer is None and not seen.causal:

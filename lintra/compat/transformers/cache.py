@@ -60,7 +60,7 @@ class StateHolder:
 
 
 class StateLayer(StateHolder, CacheLayerMixin):
-    """The state of one layer. `update` passes the new keys through; attention then calls `extend`."""
+    """The state of one layer. `update` passes the new keys through; attention `claim`s them, then extends."""
 
     supports_early_init = False
     waiting = False  # for attention to take the tokens of the last update
@@ -90,14 +90,7 @@ class StateLayer(StateHolder, CacheLayerMixin):
     def extend(self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """Return y [b t h e] of new tokens after the state, which then has them too.
 
-        Raises NotImplementedError for packed sequences, and for keys that an earlier layer has taken already;
-        the state is then as before."""
-        if not self.waiting:
-            raise NotImplementedError(
-                "a StateCache does not support layers that share keys and values: leave past_key_values out, "
-                "for a cache of transformers' own"
-            )
-        self.waiting = False
+        Raises NotImplementedError for packed sequences; the state is then as before."""
         if layout.packed:
             raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
         if self.state is None:
@@ -148,6 +141,17 @@ def _nbytes(held: Any) -> int:
     return sum(map(_nbytes, held.values())) if isinstance(held, dict) else 0
 
 
-def owner(keys: Tensor) -> StateLayer | None:
-    """Return the layer of a StateCache that passed these keys through; None if there is no such cache."""
-    return getattr(keys, _OWNER, None)
+def claim(keys: Tensor) -> StateLayer | None:
+    """Return the layer of a StateCache that passed these keys through; None if there is no such cache.
+
+    The layer then accepts the next call, whether or not this one is refused. Raises NotImplementedError for
+    keys that have been claimed before, as by layers that share keys and values."""
+    layer = getattr(keys, _OWNER, None)
+    if layer is not None:
+        if not layer.waiting:
+            raise NotImplementedError(
+                "a StateCache does not support layers that share keys and values: leave past_key_values out, "
+                "for a cache of transformers' own"
+            )
+        layer.waiting = False
+    return layer

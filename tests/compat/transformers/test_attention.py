@@ -12,7 +12,7 @@ from benchmarks.families import FAMILIES  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
-from lintra.compat.transformers.cache import StateLayer  # noqa: E402
+from lintra.compat.transformers.cache import StateLayer, claim  # noqa: E402
 from lintra.compat.transformers.masking import Visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -372,7 +372,8 @@ def test_calls_that_cannot_be_served_are_refused():
     exact = build("Llama", "lintra")
     given = {"attention_mask": torch.ones(2, 1, 20, 20, dtype=torch.bool)}
     with pytest.raises(NotImplementedError, match="a StateCache does not support a mask"):
-        exact(tokens(), past_key_values=lintra.hf.cache_for(exact), **given)
+        exact(tokens(), past_key_values=(cache := lintra.hf.cache_for(exact)), **given)
+    assert_close(exact(tokens(), past_key_values=cache).logits, exact(tokens()).logits, **SAME)
     with pytest.raises(ValueError, match="attn_implementation='lintra'"):
         lintra.hf.cache_for(build("Llama", "sdpa"))
     cache = lintra.hf.StateCache()
@@ -461,9 +462,7 @@ def test_models_that_a_state_cannot_serve_are_refused():
         lintra.hf.cache_for(model)
     layer = StateLayer()
     x = torch.zeros(1, 2, 3, 4)
-    layer.update(x, x)
-    mechanism = softmax.Config().build(heads=2, dim=4, causal=True)
-    q = x.transpose(1, 2)
-    layer.extend(mechanism, q, q, q, Visible(True).layout(q))
+    keys, _ = layer.update(x, x)
+    assert claim(keys) is layer
     with pytest.raises(NotImplementedError, match="does not support layers that share keys"):
-        layer.extend(mechanism, q, q, q, Visible(True).layout(q))
+        claim(keys)
