@@ -158,7 +158,7 @@ _loaded: _Native | None = None
 
 
 def _native() -> _Native:
-    """Loaded on first use, so that importing lintra costs nothing."""
+    """Loaded once; importing `lintra.ops.operator` does so."""
     global _loaded
     if _loaded is None:
         _loaded = _Native()

@@ -20,16 +20,15 @@ def forward(
     mask: Tensor | None,
     cu_seqlens: Tensor | None,
     silu: bool,
-    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return y [b t c] in x's dtype and the last inputs [n w-1 c] in the sum dtype.
 
     x [b t c], any strides; weight [c w], bias [c] and state [n w-1 c] in the sum dtype. mask [b t] bool. With
-    cu_seqlens [n+1] b is 1. `out` receives the last inputs and may be `state` itself. Raises MemoryError.
+    cu_seqlens [n+1] b is 1. Raises MemoryError.
     """
     call = _Call(x, weight, bias, state, mask, cu_seqlens, silu)
     y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    after = out if out is not None else torch.empty(call.state_shape, dtype=weight.dtype, device="cpu")
+    after = torch.empty(call.state_shape, dtype=weight.dtype, device="cpu")
     call.run("lintra_conv1d_forward", y, after, None, None, (None,) * 4)
     return y, after
 
@@ -123,6 +122,7 @@ class _Call:
         self.groups = min(n, _GROUPS)
         self.state_shape = (n, width - 1, channels)
         native.same_shape("state", state, self.state_shape)
+        native.same_dtype(weight.dtype, state=state, bias=bias)
         self.sizes = (n, x.shape[1], channels, width)
 
     def run(

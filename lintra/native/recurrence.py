@@ -39,6 +39,7 @@ def forward(
     """
     call = _Call(q, k, v, log_decay, beta, mask, cu_seqlens)
     native.same_shape("state", state, call.states)
+    native.same_dtype(call.total, state=state, log_decay=log_decay, beta=beta)
     y = q.new_empty(*q.shape[:2], call.h, v.shape[3])
     after = out if out is not None else torch.empty(call.states, dtype=call.total, device="cpu")
     saved = torch.empty(call.saved if save else 0, dtype=call.total, device="cpu")

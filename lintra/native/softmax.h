@@ -2,8 +2,8 @@
 // running maximum and sum of Milakov and Gimelshein 2018, arXiv:1805.02867.
 //
 // A tile of queries has kTile rows: tokens, each with the heads that share a head of keys. Scores lie with the rows in
-// the lanes, S^T [keys][kTile]: the maximum, exp and the masks of a row need no sum over lanes, keys and values are read
-// in place, and every product is one of a broadcast number with a vector.
+// the lanes, S^T [keys][kTile]: the maximum, exp and the masks of a row need no sum over lanes, keys and values need no
+// transpose, and every product is one of a broadcast number with a vector.
 #pragma once
 #include <math.h>
 

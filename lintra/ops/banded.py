@@ -299,7 +299,7 @@ def _validate(
     dilations: tuple[int, ...],
 ) -> None:
     sizes: dict[str, int] = {}
-    checks.qkv(q, k, v, visible, sizes, same_length=False)
+    checks.qkv(q, k, v, visible, sizes, same_length=False, mask_name="visible")
     checks.heads(sizes["h"], sizes["g"])
     if len(dilations) not in (1, sizes["h"]):
         raise ValueError(

@@ -203,7 +203,7 @@ def _validate(
 ) -> None:
     """Raise ValueError or TypeError for arguments of `block_attention` that disagree."""
     sizes: dict[str, int] = {}
-    checks.qkv(q, k, v, visible, sizes, same_length=False)
+    checks.qkv(q, k, v, visible, sizes, same_length=False, mask_name="visible")
     checks.heads(sizes["h"], sizes["g"])
     if block < 1:
         raise ValueError(f"block must be at least 1 token, got {block}")

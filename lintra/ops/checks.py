@@ -53,13 +53,13 @@ def same_device_and_dtype(name: str, x: Tensor, other_name: str, other: Tensor) 
         raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {x.dtype}")
 
 
-def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -> None:
+def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device, name: str = "mask") -> None:
     """Raise unless `x` is a boolean padding mask of these axes on `device`."""
-    shape("mask", x, letters, sizes)
+    shape(name, x, letters, sizes)
     if x.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean, True for a real token, got {x.dtype}")
+        raise TypeError(f"{name} must be boolean, True for a real token, got {x.dtype}")
     if x.device != device:
-        raise ValueError(f"mask must be on the device of the tokens, {device}, got {x.device}")
+        raise ValueError(f"{name} must be on the device of the tokens, {device}, got {x.device}")
 
 
 def qkv(
@@ -70,32 +70,43 @@ def qkv(
     sizes: dict[str, int],
     *,
     same_length: bool,
+    remedy: str = "",
     value_heads: str = "g",
+    mask_name: str = "mask",
 ) -> None:
     """Raise unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] fit together.
 
-    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is required.
-    value_heads: the letter of v's heads, another one where they may differ from those of k.
+    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is required; the
+    error ends with `remedy`, what to call for other lengths.
+    value_heads: the letter of v's heads, another one where they may differ from those of k. mask_name: the
+    caller's argument that is the mask.
     """
     shape("q", q, "b t h d", sizes)
     floating("q", q)
     if same_length and isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] != q.shape[1]:
         raise ValueError(
             f"a sequence attending to itself has as many queries as keys, got t={q.shape[1]} and "
-            f"s={k.shape[1]}: what came before goes in as `state`, another sequence through `encode_memory`"
+            f"s={k.shape[1]}{remedy and f': {remedy}'}"
         )
-    kv(k, v, mask_, sizes, value_heads)
+    kv(k, v, mask_, sizes, value_heads, mask_name)
     same_device_and_dtype("k", k, "q", q)
 
 
-def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], value_heads: str = "g") -> None:
+def kv(
+    k: Tensor,
+    v: Tensor,
+    mask_: Tensor | None,
+    sizes: dict[str, int],
+    value_heads: str = "g",
+    mask_name: str = "mask",
+) -> None:
     """Raise unless k [b s g d], v [b s g e] and their mask [b s] fit together."""
     shape("k", k, "b s g d", sizes)
     floating("k", k)
     shape("v", v, f"b s {value_heads} e", sizes)
     same_device_and_dtype("v", v, "k", k)
     if mask_ is not None:
-        mask(mask_, "b s", sizes, k.device)
+        mask(mask_, "b s", sizes, k.device, mask_name)
 
 
 def activations(x: Tensor, width: int) -> None:

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lintra.ops import checks
+from lintra.ops.dispatch import eager
 from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.state import map_state
@@ -206,8 +207,9 @@ class Layout:
     @staticmethod
     def _once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
         # A compiler sees repeated computation itself, and an object must not change in a block that is
-        # computed again in the backward; and no backward may keep what inference mode makes.
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        # computed again in the backward; no backward may keep what inference mode makes, and the tensors of a
+        # transform do not outlive it.
+        if not eager() or torch.is_inference_mode_enabled():
             return make()
         if name not in kept:
             kept[name] = make()

@@ -164,7 +164,7 @@ class Sight(NamedTuple):
             visible &= _same_bucket(order, round, query, key)
         if not exact_union or rounds == 1:
             return cls(source, key, visible, None)
-        count = torch.ones_like(visible, dtype=torch.uint8)
+        count = torch.ones_like(visible, dtype=torch.uint8 if rounds < 256 else torch.int32)
         for other in range(rounds):
             if other != round:
                 also = _sees(order, other, query, key, pattern)

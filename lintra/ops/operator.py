@@ -1,7 +1,8 @@
 """Kernels as PyTorch operators: autograd, torch.compile, shapes without data.
 
-Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives, vmap and
-the other transforms are not supported here: `impl="torch"` of an op has them.
+Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives go
+through `differentiable` where an op has it, and else raise. vmap and the other transforms are not supported
+here: `impl="torch"` of an op has them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

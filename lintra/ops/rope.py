@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lintra.ops.dispatch import eager
+
 
 def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tensor, "b t half"]:
     """Return position * base^(-2i/width) for i below width / 2, in radians."""
@@ -46,6 +48,6 @@ class RotaryEmbedding:
             raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
         angle = angles(self.position, f, self.base)
         made = angle.cos()[:, :, None].to(dtype), angle.sin()[:, :, None].to(dtype)
-        if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):  # as in Layout
+        if eager() and not torch.is_inference_mode_enabled():  # as in Layout
             self._made[f, dtype] = made
         return made

@@ -94,7 +94,7 @@ def _in_pytorch(
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, segment: int, side: int) -> None:
     sizes: dict[str, int] = {}
-    checks.qkv(q, k, v, visible, sizes, same_length=True)
+    checks.qkv(q, k, v, visible, sizes, same_length=True, mask_name="visible")
     checks.heads(sizes["h"], sizes["g"])
     for name, value, least in (("segment", segment, 1), ("side", side, 0)):
         if value < least:

@@ -73,12 +73,13 @@ class Error(ValueError):
 
 
 def available() -> bool:
-    """Return whether the library is built and loads."""
+    """Return whether the library is built and loads. Raises ValueError if LINTRA_NATIVE is wrong."""
     return why_not() is None
 
 
 def why_not() -> str | None:
-    """Return why the runtime cannot be used here; None if it can."""
+    """Return why the runtime cannot be used here; None if it can. Raises ValueError if LINTRA_NATIVE is
+    wrong."""
     try:
         _library()
     except RuntimeError as error:

@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.native import conv1d
 from lintra.ops import causal_conv1d, causal_conv1d_reference
 from lintra.testing.laws import EXACT, gradients, some_masks
 
@@ -95,16 +94,6 @@ def test_split_anywhere_and_resumed(impl, width, cut):
         return torch.cat((y1, y2), 1), final
 
     assert_close(results(twice, inputs), results(partial(fast, impl=impl), inputs), **EXACT)
-
-
-@needs_native
-def test_tokens_may_be_added_in_place():
-    x, weight, bias, state = (y.detach() for y in draw(b=3, t=2, c=200))
-    expected, after = reference(x, weight, bias, state)
-    kept = state.clone()
-    y, changed = conv1d.forward(x, weight, bias, kept, None, None, True, out=kept)
-    assert changed is kept
-    assert_close([y, kept], [expected, after], **EXACT)
 
 
 @both

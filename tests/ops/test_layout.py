@@ -1,6 +1,7 @@
 """Packed sequences: packing and padding are inverses of each other, and each sequence gives the same as
 alone; what is refused."""
 
+import math
 import subprocess
 import sys
 
@@ -294,3 +295,27 @@ GOOD = torch.tensor([0, 4, 9])
 def test_refuses(changes, error, message):
     with pytest.raises(error, match=message):
         linear_attention(**{**X, "cu_seqlens": GOOD, **changes})
+
+
+def test_a_layout_keeps_no_tensors_of_a_transform():
+    """Those of torch.func end with it."""
+    q = torch.randn(1, 9, 1, 4)
+    layout = Layout.of("q", q, cu_seqlens=places([4, 5]))
+
+    def call(q):
+        return linear_attention(q, q.exp(), q, cu_seqlens=layout, impl="torch")[0].sum()
+
+    expected = call(q)
+    fresh = Layout.of("q", q, cu_seqlens=places([4, 5]))
+    layout = fresh
+    torch.func.grad(call)(q)
+    for made in (fresh.pad_bucketed(), fresh.pad_all()):
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(made.place)
+    assert_close(call(q), expected)
+
+
+def test_decays_of_padding_are_not_checked_in_a_layout_either():
+    q, mask = torch.randn(1, 2, 1, 4), torch.tensor([[True, False]])
+    decay = torch.tensor([[[-0.1], [math.nan]]])
+    y = linear_attention(q, q.exp(), q, log_decay=decay, cu_seqlens=Layout.of("q", q, mask))[0]
+    assert_close(y, linear_attention(q, q.exp(), q, log_decay=decay, mask=mask)[0])

@@ -283,6 +283,16 @@ def test_rows_of_no_packed_sequence_are_zero(kind):
 
 
 @every
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
+def test_a_padded_token_after_a_state_that_is_not_finite_gives_zero(kind):
+    inputs = [None if x is None else x.detach() for x in placed(draw(kind, b=2, t=1))]
+    state = torch.full_like(inputs[5], torch.inf)
+    mask = torch.tensor([[False], [True]], device=DEVICE)
+    y, _ = triton(*inputs[:5], state, mask=mask)
+    assert not y[0].any()
+
+
+@every
 def test_nothing_to_do(kind):
     """No tokens, no samples: the state is returned as a copy, and gradients have the right shape."""
     for b, time in ((2, 0), (0, 3)):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from lintra import native
 from lintra.native import scan
-from lintra.ops import selective_scan, selective_scan_reference
+from lintra.ops import Layout, causal_conv1d, selective_scan, selective_scan_reference
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import EXACT, Largest, gradients, some_masks
 from tests.ops.recurrences import results
@@ -448,3 +448,16 @@ def change(place, function, **sizes):
 def test_refuses(inputs, options, error, message):
     with pytest.raises(error, match=message):
         fast(*inputs, **options)
+
+
+def test_a_state_of_another_dtype_is_not_read():
+    """A layout stands for arguments that have been checked, and a compiler skips the checks of a state."""
+    x, w = torch.randn(1, 5, 8), torch.randn(8, 4)
+    state = torch.ones(1, 3, 8, dtype=torch.bfloat16)
+    A, B = -torch.ones(8, 4), torch.randn(1, 5, 4)
+    for before, call in (
+        (state, lambda **of: causal_conv1d(x, w, **of)),
+        (state.new_ones(1, 8, 4), lambda **of: selective_scan(x, x.abs(), A, B, B, **of)),
+    ):
+        with pytest.raises(TypeError, match=r"state must be torch\.float32, got torch\.bfloat16"):
+            call(state=before, layout=Layout.of("x", x), impl="native")

@@ -211,7 +211,8 @@ def _validate(
 ) -> Layout:
     """Return the layout of k, or raise ValueError or TypeError for arguments that disagree."""
     sizes: dict[str, int] = {}
-    checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None, value_heads="o")
+    alike, remedy = causal or cu_seqlens is not None, "causal=False reads another sequence" if causal else ""
+    checks.qkv(q, k, v, mask, sizes, same_length=alike, remedy=remedy, value_heads="o")
     layout = Layout.of("k" if cu_seqlens is None else "q", k, mask, cu_seqlens)
     keys, values = sizes["g"], sizes["o"]
     checks.heads(sizes["h"], keys)
@@ -252,7 +253,7 @@ def _validate(
         if weights[name] is not None and not causal:
             raise ValueError(f"{name} needs causal=True: without an order of time there is no recurrence")
     if log_decay is not None:
-        checks.decay(log_decay, mask, finite=not recurs)
+        checks.decay(log_decay, layout.mask, finite=not recurs)
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     if feature_map is not None and feature_map not in FUSED:

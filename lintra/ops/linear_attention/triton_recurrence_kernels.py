@@ -381,4 +381,6 @@ def step(
             q + i * q_batch + head // Q_SHARE * q_head + column_f, mask=inside_f & real, other=0.0
         )
         total = scale * tl.sum(state * query.to(tl.float32)[:, None], 0)
+        if mask is not None:  # also where the state is not finite
+            total = tl.where(real, total, 0.0)
         tl.store(y + (i * G * READERS + head) * E + column_e, total, mask=inside_e)
