@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra.attention._state import check_form
+from lintra.attention._state import check_dtypes, check_form
 from lintra.attention.base import Attention
 from lintra.ops.layout import Layout
 from lintra.ops.state import State
@@ -44,7 +44,9 @@ class KernelAttention(Attention):
         """Raise as the base class does, and unless the memory has the shapes of a state."""
         super().check_memory(memory, q)
         if not torch.compiler.is_compiling():
-            check_form(self._form(q.dtype), memory, memory[0].shape[0], self.grows_apart, "memory")
+            form = self._form(q.dtype)
+            check_form(form, memory, memory[0].shape[0], self.grows_apart, "memory")
+            check_dtypes(form, memory, q, narrow=False, name="memory")
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:
         nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)

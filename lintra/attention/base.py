@@ -341,12 +341,13 @@ class Attention(nn.Module):
         extra: dict[str, Any],
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Zeros where there is no token, rotation, and the extra inputs that a hook takes."""
+        extra = {name: x for name, x in extra.items() if x is not None}
         if q.shape[0] != layout.rows or q.shape[1] != layout.time:
             layout.check("q", q)
         if layout.mask is not None and not self.reads_padded:
             q, v = layout.zero(q), layout.zero(v)
             k = q if self.shared_key else layout.zero(k)
-            extra = {name: layout.zero(x) for name, x in extra.items() if x is not None}
+            extra = {name: layout.zero(x) for name, x in extra.items()}
         if rope is not None and self.rotates:
             extra = {**extra, "rope": rope}
         elif rope is not None:
@@ -374,7 +375,8 @@ class Attention(nn.Module):
         it, so that it need not be distinguished from tokens."""
         unmasked = self.causal and not self.can.lookahead
 
-        def padded(layout: Layout, position: Tensor | None = None, **tensors: Any) -> Tensor:
+        def padded(layout: Layout, **tensors: Any) -> Tensor:
+            position = tensors.pop(_POSITION, None)
             moved = None if rope is None or position is None else rope.moved(position)
             layout = Layout(layout.rows, layout.time, layout.device) if unmasked else layout
             return self.forward(layout=layout, rope=moved, **tensors)
@@ -395,7 +397,7 @@ class Attention(nn.Module):
         padded = layout.pad_all()
         given = {"q": q, "k": k, "v": v, **_by_token(rope, extra)}
         tensors: dict[str, Any] = {name: padded.unpack(x)[0] for name, x in given.items()}
-        position = tensors.pop("position", None)
+        position = tensors.pop(_POSITION, None)
         moved = None if rope is None or position is None else rope.moved(position)
         y, after = self.extend(**tensors, state=state, layout=padded.layouts[0], rope=moved)
         return padded.pack([y]), after
@@ -424,7 +426,9 @@ class Attention(nn.Module):
     ) -> Layout:
         """Return the layout of q, k, v and the extra inputs. Raises ValueError or TypeError unless they fit
         together and have the heads and widths this mechanism was built for."""
-        checks.qkv(q, k, v, mask, self.sizes(), same_length=True, value_heads=self._value_axis())
+        remedy = "what came before goes in as `state`, another sequence through `encode_memory`"
+        axis = self._value_axis()
+        checks.qkv(q, k, v, mask, self.sizes(), same_length=True, remedy=remedy, value_heads=axis)
         layout = Layout.of("q", q, mask, cu_seqlens)
         if self.shared_key and k is not q and checks.readable(q, k, mask):
             same = (q == k) | q.isnan()
@@ -453,6 +457,10 @@ class Attention(nn.Module):
                     raise TypeError(f"attention {self.name!r} takes {name} [b t {widths[name]}], got None")
                 checks.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
                 checks.floating(name, x)
+                if (x.dtype == torch.float64) != (q.dtype == torch.float64):
+                    raise TypeError(
+                        f"{name} and q must both be float64, or neither, got {x.dtype} and {q.dtype}"
+                    )
             elif name not in self.call_inputs:
                 raise TypeError(f"attention {self.name!r} takes no {name} with {spelled(self.config)}")
             elif x is not None and x.shape[:2] != q.shape[:2]:
@@ -523,10 +531,13 @@ def in_layer(config: Any, layer: int) -> Any:
     return dataclasses.replace(config, seed=config.seed + layer) if hasattr(config, "seed") else config
 
 
+_POSITION = "position of rope"  # beside extra inputs, none of which can have this name
+
+
 def _by_token(rope: RotaryEmbedding | None, extra: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors given for each token beside q, k, v; of a rotation, the positions."""
     given = {name: x for name, x in extra.items() if x is not None}
-    return given if rope is None else given | {"position": rope.position}
+    return given if rope is None else given | {_POSITION: rope.position}
 
 
 def _of_tokens(x: Any, tokens: slice) -> Any:

@@ -343,6 +343,6 @@ def _behind(place: Tensor, tokens: Tokens) -> Tensor:
 
 def _most(chosen: Tensor) -> int:
     """Return how many of [b s] are True in the sample with the most of them; s where that cannot be read."""
-    if chosen.is_meta or torch.compiler.is_compiling() or checks.transformed(chosen):
+    if not checks.has_values(chosen) or checks.transformed(chosen):
         return chosen.shape[1]
     return int(chosen.sum(1).max()) if len(chosen) else 0

@@ -16,6 +16,7 @@ from lintra.config import fields
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.nn.mask import warn_if_inverted
+from lintra.nn.parameters import reference_param
 from lintra.ops.autocast import no_autocast
 from lintra.ops.layout import Layout
 
@@ -73,7 +74,7 @@ class BiLSTM(nn.Module):
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
         autocast: AbstractContextManager[object] = nullcontext()
         if x.device.type == "cpu":  # where not every processor has an LSTM of 16 bits
-            x, autocast = x.to(next(self.lstm.parameters()).dtype), no_autocast(x)
+            x, autocast = x.to(reference_param(self.lstm).dtype), no_autocast(x)
         with autocast:
             if mask is None or left is None:
                 return self.lstm(x)[0]

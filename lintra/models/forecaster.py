@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lintra.attention import State
 from lintra.config import fields
 from lintra.models.base import Position, TransformerBase, TransformerConfig, build_blocks
+from lintra.nn.parameters import reference_param
 from lintra.nn.real_distributions import Gaussian, Quantiles, StudentT
 from lintra.nn.scaling import RunningScale, ScaleState
 from lintra.ops import checks
@@ -162,7 +163,7 @@ class Forecaster(TransformerBase):
             before = torch.where(missing, location[..., None], before)
             seen = torch.cat((seen, before), -1)
         z = (seen - location[..., None]) / scale[..., None]
-        return z.to(self.head.weight.dtype), location, scale, recent, scaling
+        return z.to(reference_param(self.head).dtype), location, scale, recent, scaling
 
     def _embedded(self, z: Tensor, layout: Layout) -> Tensor:
         with no_autocast(z):  # three digits of a value are too few

@@ -161,7 +161,7 @@ class AttentionLayer(nn.Module):
         layout = context.place_once(self, layout)
 
         def given(tokens: slice) -> dict[str, Tensor]:
-            return {name: each[:, tokens] for name, each in extra.items()}
+            return {name: each[:, tokens] for name, each in extra.items() if each is not None}
 
         def own(layout: Layout, tokens: slice) -> Tensor:
             return self._forward(x[:, tokens], layout, given(tokens))

@@ -62,8 +62,9 @@ def _finest(x: Tensor) -> torch.dtype:
 
 
 def _check_numbers(total: Tensor) -> None:
-    """Raise ValueError for infinite or missing probabilities; not on a GPU, which that would stop."""
-    if total.device.type == "cpu" and not bool(total.isfinite().all()):
+    """Raise ValueError for infinite or missing probabilities, where that is readable; not on a GPU, which
+    that would stop."""
+    if checks.readable(total) and not bool(total.isfinite().all()):
         raise ValueError("the probabilities to draw from are no numbers: is the model sound?")
 
 

@@ -10,6 +10,7 @@ from lintra.attention import Attention, AttentionConfig
 from lintra.config import fields
 from lintra.config.fields import spelled
 from lintra.nn.mask import padded, warn_if_inverted
+from lintra.nn.parameters import hooked
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 
@@ -181,7 +182,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"key must be the tensor query: {self._refused.get(False, reason)}")
         q, k, v = self._project(query, layout.zero(key), layout.zero(value))
         memory = form.encode_memory(k, v, layout=layout)
-        return self.out_proj(form.cross_attend(q, memory, layout=Layout.of("query", query)).flatten(2))
+        y = hooked(form, "cross_attend")(q, memory, layout=Layout.of("query", query))
+        return self.out_proj(y.flatten(2))
 
     def _project(self, *inputs: Tensor) -> list[Tensor]:
         """q [b t h d], k [b s h d], v [b s h d] of query, key and value."""
@@ -224,7 +226,8 @@ def _build(
 
 
 def _share(owner: Attention, other: Attention) -> None:
-    """Have one form compute with the parameters and buffers of the other, now and after they are replaced.
+    """Have one form compute with the parameters, buffers and hooks of the other, now and after they are
+    replaced.
 
     Raises ValueError where they differ."""
     owned, others = (
@@ -239,6 +242,9 @@ def _share(owner: Attention, other: Attention) -> None:
     for name, module in owner.named_modules():
         there = other.get_submodule(name)
         there._parameters, there._buffers = module._parameters, module._buffers
+        there._forward_hooks, there._forward_pre_hooks = module._forward_hooks, module._forward_pre_hooks
+        there._forward_hooks_with_kwargs = module._forward_hooks_with_kwargs
+        there._forward_pre_hooks_with_kwargs = module._forward_pre_hooks_with_kwargs
 
 
 def _left_out(name: str, mask: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ class StudentT(RealDistribution):
         """Find the quantile by bisection between those of a normal distribution and of two degrees of
         freedom, which enclose it."""
         loc, scale, df = self._parts(params)
-        upper = torch.maximum(level, 1 - level).to(loc.dtype).double()
+        level = level.double()
+        upper = torch.maximum(level, 1 - level)
         near = torch.special.ndtri(upper)
         far = (2 * upper - 1) / (2 * upper * (1 - upper)).sqrt()
         df64 = df.double()

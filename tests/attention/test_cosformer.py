@@ -174,7 +174,8 @@ def test_past_max_length_is_nan_where_nobody_looks(monkeypatch):
     state = causal.start(2, dtype=torch.float64)._replace(seen=torch.tensor([0, 5]))
     y, state = causal.extend(q, k, v, state, mask=everyone)
     assert y.isfinite().flatten(2).all(2).sum(1).tolist() == [18, 13]
-    assert causal.extend(q[:, :1], k[:, :1], v[:, :1], state)[0].isnan().all()
+    for more in (causal.extend, causal.step):
+        assert more(q[:, :1], k[:, :1], v[:, :1], state)[0].isnan().all()
     few = both.encode_memory(k[:, :3], v[:, :3])
     assert both.cross_attend(q, few, everyone).isfinite().flatten(2).all(2).sum(1).tolist() == [18, 18]
     assert both.cross_attend(q, both.encode_memory(k, v, everyone), everyone).isnan().all()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
 from lintra import checkpoint
@@ -216,6 +217,14 @@ def check_a_token_in_one_graph(attention: LongformerAttention, inputs: list[Tens
     assert_close(found[0], right[0], **EXACT)
     again = [attention.extend(*token[:3], after, **given)[0] for _, after in (right, found)]
     assert_close(*again, **EXACT)
+
+
+def test_a_layer_of_tensors_without_data():
+    layer = AttentionLayer(16, longformer.Config(window=2, global_projections=True), heads=4)
+    x, chosen = torch.randn(2, 6, 16), torch.zeros(2, 6, dtype=torch.bool)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer.extend(mode.from_tensor(x))[0].shape == x.shape
+        assert layer(mode.from_tensor(x), global_mask=chosen).shape == x.shape
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler

@@ -118,3 +118,12 @@ def test_refuses():
             ssd.Config(**options)
     with pytest.raises(ValueError, match="causal"):
         ssd.Config().build(heads=2, dim=6, causal=False)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_step_size_of_another_precision_is_refused(dtypes):
+    """The kernel reads all operands in one dtype."""
+    q, dt = torch.randn(1, 5, 2, 8, dtype=dtypes[0]), torch.randn(1, 5, 2, dtype=dtypes[1])
+    attention = ssd.Config(gate=False).build(heads=2, dim=8, causal=True).to(dtypes[0])
+    with pytest.raises(TypeError, match="dt and q must both be float64, or neither"):
+        attention(q, q, q, dt=dt)

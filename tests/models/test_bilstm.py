@@ -1,7 +1,10 @@
 """The LSTM baseline: the interface of an encoder, and its padding laws."""
 
+import warnings
+
 import pytest
 import torch
+from torch.ao.quantization import quantize_dynamic
 from torch.testing import assert_close
 
 from lintra.models import bilstm
@@ -85,3 +88,12 @@ def test_tokens_are_checked():
     with pytest.raises(ValueError, match="tokens must be between 0 and 10, got 11"):
         build()(torch.tensor([[11]]))
     assert build(pool="mean")(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 3)
+
+
+def test_one_of_8_bits_runs():
+    model = build(vocabulary=None, inputs=5).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
+        small = quantize_dynamic(model)
+    x = torch.randn(2, 7, 5)
+    assert_close(small(x), model(x), rtol=0.1, atol=0.1)

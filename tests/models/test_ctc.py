@@ -287,7 +287,7 @@ def test_what_extend_is_given_is_checked():
         model.extend(draw(1, 6))
     with pytest.raises(ValueError, match="state is for 3 sequences, x for 1"):
         model.extend(draw(1, 8), model.start(3))
-    with pytest.raises(ValueError, match="state is for 1 stages, the model has 2"):
+    with pytest.raises(ValueError, match=r"of widths \[\d+\], the model has stages of widths \[\d+, \d+\]"):
         model.extend(draw(1, 8), streaming(subsample=2).start(1))
     with pytest.raises(TypeError, match="state must be a CTCState, got EncoderState"):
         model.extend(draw(1, 8), model.encoder.start(1))

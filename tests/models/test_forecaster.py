@@ -1,7 +1,10 @@
 """Forecasters: the RNN equals the parallel form, nothing looks ahead, units do not matter."""
 
+import warnings
+
 import pytest
 import torch
+from torch.ao.quantization import quantize_dynamic
 from torch.testing import assert_close
 
 from lintra import checkpoint
@@ -194,3 +197,12 @@ def test_equal_series_have_paths_of_their_own():
     assert not torch.equal(first, third)
     other = sample_paths(model, history[:1], horizon=2, samples=3, seed=7 + 2**32)
     assert not torch.equal(first, other[0])
+
+
+def test_one_of_8_bits_runs():
+    model = forecaster.Config(layers=1, heads=2, width=16).build().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantize_dynamic is deprecated
+        small = quantize_dynamic(model)
+    values = torch.randn(2, 9)
+    assert_close(small(values).params, model(values).params, rtol=0.2, atol=0.2)

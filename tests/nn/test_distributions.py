@@ -105,3 +105,9 @@ def test_what_is_no_number_is_not_drawn_from(kind, number):
         params[1, place] = number
         with pytest.raises(ValueError, match="probabilities to draw from are no numbers"):
             distribution.quantile(params, torch.tensor([0.5, 0.5]))
+
+
+def test_a_quantile_is_mapped():
+    params, level = torch.randn(3, 5), torch.rand(3)
+    quantile = Logits().build(5).quantile
+    assert torch.equal(torch.vmap(quantile)(params, level), quantile(params, level))

@@ -363,3 +363,12 @@ def test_state_dicts_of_pytorch_leave_sampled_features_alone(name):
     if len(sampled) > 1:  # a sample that is lost raises an error
         with pytest.raises(RuntimeError, match="Missing key"):
             other.load_state_dict(some)
+
+
+def test_hooks_of_the_attention_run_in_every_form():
+    attention, seen = MultiheadAttention(8, 2, batch_first=True, attention=linear.Config()), []
+    attention.attention.register_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(1, 3, 8)
+    for arguments, options in (((x, x, x), {}), ((x, x, x), {"is_causal": True}), ((x, x.clone(), x), {})):
+        attention(*arguments, **options)
+    assert len(seen) == 3

@@ -92,6 +92,14 @@ def test_a_quantile_of_student_is_where_its_cumulative_is():
     assert kind.quantile(known, torch.tensor(0.975)) == pytest.approx(2.228139, abs=1e-6)
 
 
+def test_a_quantile_far_out_is_finite():
+    """A level of float64 keeps its digits, whatever the dtype of the parameters."""
+    for level in (1e-9, 1 - 1e-9):
+        level = torch.tensor([level], dtype=torch.float64)
+        found = StudentT().quantile(torch.zeros(1, 3), level)
+        assert_close(found, StudentT().quantile(torch.zeros(1, 3).double(), level).float(), rtol=1e-4, atol=0)
+
+
 def test_the_quantile_function_of_quantiles():
     """It passes through each, rises everywhere, and has exponential tails: equal factors, equal steps."""
     kind, params = (
