@@ -3,7 +3,7 @@
 import sys
 import warnings
 from types import FunctionType, ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -56,7 +56,8 @@ def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
     model: any module that uses one of their kernels, or transformers' PyTorch form of it, as the families
     with the gated delta rule, KDA, SSD or selective scans do. Weights, states and outputs do not change, and
     tensors on other devices still go to the original functions. Functions are replaced in the Python
-    modules that define the model's classes, hence for all models of these classes in the process.
+    modules that define the model's classes and their bases, hence for all models of these classes in the
+    process.
     undo: restore these functions instead. Returns what was replaced, which also is a context manager:
 
         with lintra.accelerate(model):
@@ -64,7 +65,7 @@ def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
 
     A model with nothing to replace is left as it is, with a warning.
     """
-    modules = {type(part).__module__: None for part in model.modules()}
+    modules = {kind.__module__: None for part in model.modules() for kind in type(part).__mro__}
     found = [sys.modules[name] for name in modules if name in sys.modules]
     if undo:
         restored = {each: function for module in found for each, function in _replaced(module).items()}
@@ -72,7 +73,7 @@ def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
         accelerated.undo()
         return accelerated
     before = {each: function for module in found for each, function in _replace(module).items()}
-    if not before and not any(_replaced(module) for module in found):
+    if not before and not any(_served(module) for module in found):
         warnings.warn(
             f"lintra.accelerate changed nothing: {type(model).__name__} uses none of the kernels of "
             f"{', '.join(kernels.PACKAGES)} that lintra has (docs/huggingface.md lists the families)",
@@ -88,7 +89,9 @@ def _replace(module: ModuleType) -> dict[Replaced, FunctionType]:
         mine = kernels.ours(kernel, function.__module__)
         assert mine is not None
         drop = kernels.of_transformers(function)
-        setattr(module, name, kernels.on_cpu(mine, function, drop=drop))
+        served: Any = kernels.on_cpu(mine, function, drop=drop)
+        served.lintra_accelerates = True  # unlike the functions that `install` has wrapped
+        setattr(module, name, served)
         before[Replaced(module.__name__, name, f"{mine.__module__}.{mine.__name__}")] = function
     return before
 
@@ -97,6 +100,13 @@ def _replaced(module: ModuleType) -> dict[Replaced, FunctionType]:
     """Return the functions that `accelerate` replaced in a module."""
     return {
         Replaced(module.__name__, name, ""): vars(x)["__wrapped__"]
-        for name, x in vars(module).items()
-        if isinstance(x, FunctionType) and kernels.serves_cpu(x)
+        for name, x in _served(module).items()
+        if hasattr(x, "lintra_accelerates")
     }
+
+
+def _served(module: ModuleType) -> dict[str, FunctionType]:
+    """Return the functions of a module that lintra's kernels serve on the CPU, by `accelerate` or
+    `install`."""
+    functions = {name: x for name, x in vars(module).items() if isinstance(x, FunctionType)}
+    return {name: x for name, x in functions.items() if kernels.serves_cpu(x)}

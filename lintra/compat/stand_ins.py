@@ -105,7 +105,8 @@ def _is_installed(package: str) -> bool:
     """Return whether a package of this name other than the stand-in can be found."""
     if package in sys.modules:
         return sys.modules[package] is not None
-    return find_spec(package) is not None
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder without __init__.py has none
 
 
 def _stands_in(name: str, module: ModuleType | None) -> bool:

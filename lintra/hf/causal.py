@@ -81,7 +81,7 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
                 first = first.index_fill(0, packed.long(), True)[:-1]
                 labels = labels.masked_fill(first, -100)
             elif mask is not None:
-                labels = labels.masked_fill(~mask.roll(1, 1), -100)
+                labels = labels.masked_fill(~(mask & mask.roll(1, 1)), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
 

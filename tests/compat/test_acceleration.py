@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import MambaConfig
+from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import lintra
 from benchmarks.families import FAMILIES, GRADIENTS, check, fallbacks
@@ -93,6 +95,16 @@ def test_undo_restores_every_function():
     assert functions(model) == before
     accelerated.undo()
     assert functions(model) == before
+
+
+class Derived(MambaMixer):
+    """A mixer of transformers under a name of one's own."""
+
+
+def test_a_mixer_derived_from_one_of_transformers_is_accelerated():
+    mixer = Derived(MambaConfig(hidden_size=32), 0)
+    with lintra.accelerate(mixer) as found:
+        assert {x.module for x in found.replaced} == {MambaMixer.__module__}
 
 
 def test_undo_done_twice_leaves_what_a_later_call_replaced():

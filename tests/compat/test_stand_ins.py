@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 import lintra.compat
+from lintra.compat import stand_ins
 from lintra.compat.__main__ import __doc__ as usage
 
 slow = pytest.mark.slow
@@ -150,6 +151,15 @@ assert sys.modules["transformers"] is transformers
     first, second = printed("import sys" + program).splitlines()
     assert first == "fla mamba_ssm causal_conv1d"
     assert second == "transformers lintra.compat.transformers.attention"
+
+
+def test_a_folder_of_the_name_of_a_package_is_none(tmp_path, monkeypatch):
+    (tmp_path / "no_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not stand_ins._is_installed("no_package")
+    (tmp_path / "no_package" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert stand_ins._is_installed("no_package")
 
 
 def test_another_package_is_refused():

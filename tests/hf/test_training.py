@@ -78,7 +78,8 @@ def test_the_loss_of_a_padded_batch_is_that_of_its_rows(side):
     batch = padded(rows, side)
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows if len(row) > 1]
-    assert_close(model(**batch, labels=labels).loss, sum(losses) / 9)
+    for given in (labels, batch["input_ids"]):
+        assert_close(model(**batch, labels=given).loss, sum(losses) / 9)
 
 
 def test_empty_packed_sequences_have_no_loss():

@@ -20,6 +20,7 @@ from lintra.compat.arguments import (
 from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
+from lintra.ops.autocast import no_autocast
 from lintra.ops.conv1d import Activation
 from lintra.ops.dispatch import can_call_kernels
 
@@ -149,7 +150,8 @@ def _update(
     total = checks.sum_dtype(x.dtype)
     weight, bias = weight.to(total), None if bias is None else bias.to(total)
     inputs = inputs if t else functional.pad(inputs, (0, 1))  # conv1d needs as many inputs as weights
-    y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)[..., :t]
+    with no_autocast(x):  # the kernels compute in the dtype of sums too
+        y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)[..., :t]
     y = functional.silu(y) if silu else y
     y = y if real is None else y.masked_fill(~real[:, None, None], 0)
     return y.to(x.dtype)

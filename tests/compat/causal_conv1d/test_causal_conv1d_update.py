@@ -28,6 +28,14 @@ def update(name, x, *others, **options):
         return causal_conv1d_update(x, *others, **options)
 
 
+def test_autocast_changes_nothing():
+    x, buffer, weight, bias = draw(dtype=torch.float32)
+    expected = update(None, x, buffer.clone(), weight, bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (x, x.clone().requires_grad_()):  # by the kernel, and in PyTorch
+            assert_close(causal_conv1d_update(given, buffer.clone(), weight, bias).detach(), expected)
+
+
 @sets
 @pytest.mark.parametrize(("t", "length"), [(1, 3), (1, 4), (2, 3), (3, 7), (9, 4)])
 def test_inputs_move_up(t, length, name):

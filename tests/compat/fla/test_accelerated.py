@@ -41,6 +41,19 @@ def test_a_model_of_fla_runs_whole_and_token_by_token(model):
         installed.unwrap()
 
 
+@torch.no_grad()
+def test_undo_leaves_what_install_has_wrapped(model):
+    tokens = torch.randint(0, 50, (2, 7))
+    installed.wrap()
+    try:
+        expected = model(tokens).logits
+        lintra.accelerate(model)
+        lintra.accelerate(model, undo=True)
+        assert_close(model(tokens).logits, expected)
+    finally:
+        installed.unwrap()
+
+
 def test_a_module_of_the_name_of_a_kernel_is_none():
     norm = real.fla("fla.modules").L2Norm()
     x = torch.randn(3, 5)

@@ -215,3 +215,11 @@ def test_heads_before_time_are_refused_as_in_fla(path):
     extra = {"gated": {"g": g, "beta": beta}, "delta": {"beta": beta}, "light": LAYER}.get(path[:5], {})
     with pytest.raises(DeprecationWarning, match="head_first"), warnings.catch_warnings():
         function(path)(q, k, v, **extra, head_first=False)
+
+
+def test_scores_keep_their_digits_in_autocast():
+    q, k, v = torch.randn(3, 1, 7, 2, 4)
+    g = -torch.rand(1, 7, 2)
+    expected = parallel_simple_gla(q, k, v, g, output_attentions=True)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(parallel_simple_gla(q, k, v, g, output_attentions=True)[1], expected)

@@ -265,3 +265,11 @@ def test_bounds():
     assert_close(bounds, torch.tensor([0, 2, 3, 3], dtype=torch.int32))
     assert_close(prepare_lens(bounds), prepare_lens_from_mask(mask))
     assert_close(prepare_cu_seqlens_from_lens(torch.tensor([2, 1]), torch.int64), torch.tensor([0, 2, 3]))
+
+
+def test_norms_made_without_memory_can_be_initialised():
+    for kind, options in ((RMSNorm, {"bias": True}), (FusedRMSNormGated, {})):
+        made = kind(8, device="meta", **options).to_empty(device="cpu")
+        made.reset_parameters()
+        assert_close(made.state_dict(), kind(8, **options).state_dict())
+        kind(8, elementwise_affine=False).reset_parameters()

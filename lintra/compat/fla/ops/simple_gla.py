@@ -14,6 +14,7 @@ from torch import Tensor
 from lintra.compat.fla._arguments import heads_behind_time, v_first
 from lintra.compat.fla._recurrence import State, attend
 from lintra.ops import checks
+from lintra.ops.autocast import no_autocast
 
 
 def chunk_simple_gla(
@@ -129,4 +130,5 @@ def _scores(q: Tensor, k: Tensor, g: Tensor | None, scale: float) -> Tensor:
     passed = q.new_zeros(q.shape[:3], dtype=dtype) if g is None else g.to(dtype).cumsum(1)  # [b t h]
     ahead = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
     weight = (passed[:, :, None] - passed[:, None]).masked_fill(ahead[..., None], -math.inf).exp()
-    return (scale * torch.einsum("bihd,bjhd,bijh->bhij", q.to(dtype), k.to(dtype), weight)).to(q.dtype)
+    with no_autocast(q):
+        return (scale * torch.einsum("bihd,bjhd,bijh->bhij", q.to(dtype), k.to(dtype), weight)).to(q.dtype)

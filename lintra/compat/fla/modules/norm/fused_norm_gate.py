@@ -55,6 +55,11 @@ class FusedRMSNormGated(nn.Module):
         if elementwise_affine:
             self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
 
+    def reset_parameters(self) -> None:
+        """Set the weights to 1."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
     def forward(
         self,
         x: Tensor,

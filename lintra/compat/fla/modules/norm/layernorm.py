@@ -69,6 +69,13 @@ class RMSNorm(nn.Module):
             if bias:
                 self.bias = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
 
+    def reset_parameters(self) -> None:
+        """Set the weights to 1 and the biases to 0."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
     def forward(
         self,
         x: Tensor,
