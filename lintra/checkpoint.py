@@ -146,6 +146,11 @@ def _check_device(device: str | torch.device) -> None:
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {str(device)!r}, but PyTorch finds no CUDA device here")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device is {str(device)!r}, which PyTorch cannot use here: {reason}") from error
 
 
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:

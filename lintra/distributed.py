@@ -56,8 +56,8 @@ def context_parallel(
         raise ValueError(f"method must be 'auto', 'relay' or 'scan', got {method!r}")
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
-    parts = _parts(model)
     check_alike("the model", {"method": method, **_settings(model)}, mesh.get_group())
+    parts = _parts(model)
     numbers = {name: _words(x) for name, x in model.state_dict().items()}
     check_alike(
         "seed all ranks alike, or load one checkpoint: the model's numbers", numbers, mesh.get_group()
@@ -238,13 +238,13 @@ def _check_shards(
         layout = Layout.of("x", x, mask)
         none = None if mask is None else mask[:, :0]
         with torch.no_grad():
-            parts = {name: each[:, :0] for name, each in extra.items()}
+            parts = {name: each[:, :0] for name, each in extra.items() if each is not None}
             cast("Any", model).extend(x[:, :0], state, mask=none, **parts)
         if isinstance(model, Decoder):
             model.check_symbols(layout.zero(x))
         new = torch.as_tensor(layout.new, device=x.device).expand(layout.n)
         counts = (new + getattr(state, "seen", 0)).tolist()
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of any kind: the others wait
         problem, cause = f"{error}", error
     found = gather_objects((problem, counts), ranks.group)
     for rank, (told, _) in enumerate(found):

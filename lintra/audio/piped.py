@@ -60,6 +60,8 @@ def pieces(
     source = _Source(read)
     head = source.take(12)
     if not head:
+        if stopped():
+            return
         raise SpeechError(f"{name} is empty")
     if begins_wav(head):
         form = _read_header(source, name)

@@ -116,7 +116,7 @@ def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Au
         )
     check_rate(audio.rate, "the audio")
     first, end = section(start, duration, audio.rate, len(given), "the audio")
-    samples = given[first:end].astype(np.float32, copy=False)
+    samples = np.asarray(given[first:end], np.float32)  # soxr refuses subclasses, such as memmap
     check_end(first + len(samples), end, audio.rate, "the audio")
     yield Audio(checked(samples, "the audio"), audio.rate)
 
@@ -146,7 +146,7 @@ def _of_file(path: Path, start: float, duration: float | None, seconds: float) -
             here += len(block)
             yield Audio(checked(block.mean(1), path), rate)
         guess = file.format == "MP3" or length >= _NO_LENGTH
-        if here == first and here:
+        if here == first and here and end > first:
             raise SpeechError(f"{path} ends before {start:g} seconds")
         if here < min(length, end) and not guess:
             raise SpeechError(f"{path} is cut short: it should have {length:,} samples and has {here:,}")

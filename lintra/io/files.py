@@ -60,6 +60,8 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Error(f"{what or path} is being trained by another process") from error
+        except OSError as error:  # a file system without locks
+            raise Error(f"{path} cannot be locked: {error.strerror}") from error
         yield
     finally:
         os.close(handle)

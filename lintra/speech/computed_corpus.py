@@ -79,16 +79,17 @@ def computed(
     speeds: Sequence[float] = (1.0,),
     report: Callable[[int], object] = lambda done: None,
 ) -> tuple[ComputedCorpus, list[Skipped]]:
-    """The utterances that can be used, of which only the lengths are read, and the others with the reason.
+    """The utterances that can be used, and the others with the reason.
 
-    speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is noticed when
-    it is heard.
+    No features are computed: a recording's length is that of its header, where that can be relied on (not of
+    MP3). speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is
+    noticed when it is heard.
     """
     check_speeds(speeds)
     used, frames, skipped = [], [], []
     for number, utterance in enumerate(utterances, 1):
         try:
-            found = [_frames(utterance, config, speed) for speed in speeds]
+            found = _frames(utterance, config, speeds)
         except SpeechError as error:
             skipped.append(Skipped(utterance.id, str(error)))
         else:
@@ -100,14 +101,16 @@ def computed(
     return ComputedCorpus(used, frames, config), skipped
 
 
-def _frames(utterance: Utterance, config: features.Config, speed: float) -> int:
-    """Return how many frames an utterance has. Raises SpeechError for none."""
+def _frames(utterance: Utterance, config: features.Config, speeds: Sequence[float]) -> list[int]:
+    """Return how many frames an utterance has at each speed. Raises SpeechError for none."""
     if config.kind == "given":
-        return frames_at(len(given(utterance.features, config.bins)), speed)
+        rows = len(given(utterance.features, config.bins))
+        return [frames_at(rows, speed) for speed in speeds]
     if utterance.audio is None:
         raise SpeechError("there is no audio, from which features could be computed")
     section = {"start": utterance.start, "duration": utterance.duration}
     seconds = waveform.seconds_of(utterance.audio, **section)
-    if not (found := config.frames(round(seconds * config.rate / speed))):
+    found = [config.frames(round(seconds * config.rate / speed)) for speed in speeds]
+    if not all(found):
         raise SpeechError(f"{seconds:.3g} seconds are too short for a frame of {config.frame_ms:g} ms")
     return found

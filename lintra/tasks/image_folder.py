@@ -2,7 +2,7 @@
 
 It reads all images below the folder (PNG, JPEG, GIF, BMP, TIFF, WebP, PNM), in the order of their names, or
 one IDX file of grey images. It resizes the middle square of each; transparent places become white.
-Every tenth image is held out for validation.
+Every tenth image and the last one are held out for validation.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Config(TaskConfig):
 
     def with_data(self, data: str) -> "Config":
         """This configuration with the images at `data` to test on; unchanged where it learned from those and
-        every tenth was held out."""
+        some were held out."""
         return replace(self, test=elsewhere(self.data, self.test, data))
 
     def training_preset(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ImageFolder(PixelTask):
         if split == "test" and self.config.test is not None:
             return self._read("test", self.config.test)
         held_out = np.arange(len(self._own)) % _HELD_BACK == _HELD_BACK - 1
-        held_out[-1:] = True  # of fewer than ten the last one
+        held_out[-1:] = True  # also of fewer than ten
         if split == "train":
             return self._own[~held_out]
         # In a random order: a validation may look at the first ones alone, and names often follow what is

@@ -9,6 +9,7 @@ A corpus of any size comes as a folder of shards, which `lintra prepare text` wr
 and packed: a sequence holds whole and begun documents one after the other, none of which sees another.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,7 +57,7 @@ class Config(TaskConfig):
                 f"batch_tokens must be a multiple of length={self.length}, got {self.batch_tokens}"
             )
         if self.tokenizer is None and self.data is not None:  # so that a run keeps what its shards say
-            folder = Path(self.data).expanduser()
+            folder = Path(os.path.expanduser(self.data))  # without an error for a user who is not here
             object.__setattr__(self, "tokenizer", _shards_tokenizer(folder))
             if self.vocabulary is None:
                 object.__setattr__(self, "vocabulary", token_shards.vocabulary_of(folder))
@@ -304,7 +305,7 @@ class Text(TextTask, BitsTask):
 def _shards_tokenizer(folder: Path) -> str | None:
     """Return the tokenizer in a folder of shards; None where there is none, or another folder."""
     file = folder / token_shards.TOKENIZER
-    return str(file) if file.is_file() and token_shards.is_shards(folder) else None
+    return str(file) if os.path.isfile(file) and token_shards.is_shards(folder) else None
 
 
 def _numbers(text: str, vocabulary: int) -> list[int]:

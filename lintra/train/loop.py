@@ -183,6 +183,8 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
         run = await_run(run)
     start = run.checkpoints()[-1] if run.checkpoints() else None
     task.check(run.model)
+    if not len(task.validate):  # checkpoints are saved after validations
+        raise Error("there must be at least 1 sample to validate on, got 0")
     data = fingerprint(task)
     if first and run.data is not None:  # the others compare theirs with the first one's
         check_same(data, run.data, run.folder / RUN)

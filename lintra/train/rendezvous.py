@@ -11,6 +11,7 @@ from pathlib import Path
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from torch import distributed as dist
 from torch.distributed import Store, TCPStore  # pyright: ignore (public, says PyTorch's documentation)
 from torch.distributed.rendezvous import rendezvous
 
@@ -29,6 +30,7 @@ def announce_run(run: Run, start: Path | None) -> None:
     when all have heard it. Raises LostProcess where they do not come in time."""
     rank, size = launch.starting(run.train)
     if size == 1:
+        _meet(run)
         return
     with lost_at_start(run):
         store = _store(rank, size, run.train.timeout)
@@ -48,12 +50,14 @@ def announce_run(run: Run, start: Path | None) -> None:
             if time.monotonic() > limit:
                 raise TimeoutError
             time.sleep(0.02)
+    _meet(run)
 
 
 def await_run(run: Run) -> Run:
     """Wait until the first process has begun the run, and return the run as it wrote it. Raises LostProcess,
     and Error where its folder does not appear here."""
-    if launch.is_started_by_lightning():  # after the run was begun
+    if launch.is_started_by_lightning():  # by the first process, once it has begun the first run
+        _meet(run)
         return run.joined()
     with lost_at_start(run):
         # The store of torchrun outlives a restart, and so do messages of ended processes: only a process that
@@ -74,16 +78,33 @@ def await_run(run: Run) -> Run:
                 "on a file system that all nodes share"
             )
         time.sleep(0.1)
+    _meet(run)
     return run.joined()
+
+
+def _meet(run: Run) -> None:
+    """Wait until all processes are here, where Lightning has started them for an earlier run of this program:
+    they do not wait for the first one to start them again."""
+    if launch.launcher() is None and dist.is_initialized() and launch.processes(run.train) > 1:
+        with lost_at_start(run):
+            dist.barrier()
 
 
 @lru_cache(maxsize=1)
 def _store(rank: int, size: int, seconds: float) -> Store:
     """Return the store through which the first processes communicate, for as long as this one lives: the
-    process group uses its server afterwards."""
+    process group uses its server afterwards. Raises Error where the first one cannot listen."""
     if isinstance(cluster := cluster_environment(), SLURMEnvironment):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = cluster.main_address, str(cluster.main_port)
-    return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
+    try:
+        return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
+    except dist.DistNetworkError as error:
+        if rank:  # it has not found the first one
+            raise
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise Error(
+            f"the first process cannot listen at {place} (MASTER_ADDR, MASTER_PORT): {error}"
+        ) from error
 
 
 def _fresh_port() -> int:

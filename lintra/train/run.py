@@ -227,7 +227,7 @@ def first_model(config: Any, settings: Config, task: Any = None) -> Any:
     """
     if settings.start_from is None:
         return config.build()
-    trained = load(settings.start_from)
+    trained = load(settings.start_from).float()  # as a resumed run is, whose weights are read into float32
     if getattr(task, "COPIES", {}) and (other := Run.of(settings.start_from)) is not None:
         refuse_others(task, other.task, f"start_from={settings.start_from}")
     for name in ("symbols", "features"):

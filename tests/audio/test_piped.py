@@ -116,6 +116,7 @@ def test_nothing_is_missing_where_the_end_was_asked_for():
         found = heard(content[:end], stopped=lambda: True)
         np.testing.assert_array_equal(found, whole[: len(found)])
         assert len(found) == (end - 44) // 2
+    assert not len(heard(b"", stopped=lambda: True))
 
 
 def header(tag=1, bits=16, channels=1, rate=RATE, length=0):

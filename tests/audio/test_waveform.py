@@ -129,6 +129,20 @@ def test_a_section_is_a_slice(tmp_path_factory, first, n):
         )
 
 
+def test_mapped_samples_are_resampled(tmp_path):
+    np.save(tmp_path / "a.npy", audio()[:, 0])
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for rate in (RATE, 16_000):
+        np.testing.assert_array_equal(read(Audio(mapped, RATE), rate), read(Audio(audio()[:, 0], RATE), rate))
+
+
+def test_a_section_shorter_than_a_sample_is_empty(write):
+    path = write()
+    for source in (path, Audio(read(path, RATE), RATE)):
+        for start in (0.0, 0.5):
+            assert len(read(source, RATE, start=start, duration=1e-7)) == 0
+
+
 def test_a_section_may_end_a_little_late(write):
     path = write()
     for source in (path, Audio(read(path, RATE), RATE)):

@@ -435,6 +435,15 @@ def of_other_weights(mesh):
     context_parallel(model, mesh)
 
 
+def of_other_mechanisms(mesh):
+    context_parallel(build((linear, lsh)[mesh.get_local_rank()].Config()), mesh)
+
+
+def test_a_mechanism_that_is_refused_on_one_rank_is_refused_on_all(two_ranks):
+    for told in two_ranks.call(refused_on_rank, of_other_mechanisms, ()):
+        assert "the model must be the same on all ranks" in told
+
+
 def test_models_of_other_weights_are_refused_on_all_ranks(two_ranks):
     for told in two_ranks.call(refused_on_rank, of_other_weights, ()):
         assert (

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,32 @@ def test_one_that_does_not_come_is_waited_for_no_longer_than_the_timeout(two_ran
         f"LostProcess: {tmp_path}/run is not trained: of the processes to train it one has ended, or has not "
         "come within 1 seconds (--timeout)"
     )
+
+
+def test_a_port_that_is_taken_is_named(two_ranks, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = two_ranks.call(first_listens, str(tmp_path / "run"), port)[0]
+    assert error.startswith(f"Error: the first process cannot listen at 127.0.0.1:{port} (MASTER_ADDR, ")
+
+
+def first_listens(folder: str, port: int) -> str:
+    """The error of the first of two processes that are started on two nodes."""
+    if dist.get_rank():
+        return ""
+    rendezvous._store.cache_clear()
+    before = dict(os.environ)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        rendezvous._store(0, 2, 5.0)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return ""
 
 
 def first_alone(folder: str, port: int) -> str:

@@ -120,6 +120,12 @@ def test_missing_and_damaged(tmp_path):
         _ = task(tmp_path).train
 
 
+@pytest.mark.parametrize("data", ["x" * 300, "~nobody-of-this-name/book.txt"])
+def test_a_configuration_does_not_need_its_data(data):
+    """A trained model is used where its data may not be looked at."""
+    assert text.Config(data=data).tokenizer is None
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

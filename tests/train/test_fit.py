@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from lintra import checkpoint, train
 from lintra.io import files, tensors
-from lintra.io.files import read_json
+from lintra.io.files import Error, read_json
 from lintra.tasks import Samples, copy, digits, pathfinder, text
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.shard_writer import write_shards
@@ -149,6 +149,15 @@ def test_a_validation_looks_at_as_many_samples_as_its_task_says(new_run, monkeyp
     monkeypatch.setattr(kind, "score", lambda *args: seen.append(len(args[2]["tokens"])) or score(*args))
     train.fit(new_run(task=task, steps=1, batch=2))
     assert sum(seen) == samples
+
+
+def test_nothing_to_validate_on_is_refused(new_run, monkeypatch):
+    """Checkpoints are saved after validations."""
+    kind = type(digits.Config().build())
+    monkeypatch.setattr(kind, "validate", [])
+    run = new_run(task=digits.Config(), steps=1, batch=2)
+    with pytest.raises(Error, match="there must be at least 1 sample to validate on, got 0"):
+        train.fit(run)
 
 
 def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
@@ -295,6 +304,32 @@ def test_two_processes_are_as_good_as_one(new_run):
     before, ours, theirs = one.model.build().state_dict(), weights(one), weights(two)
     assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 1e-2
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+TWICE = """
+from lintra import train
+from lintra.attention import linear
+from lintra.tasks import digits
+
+for name in ("first", "second"):
+    task = digits.Config()
+    settings = train.Config(steps=2, batch=4, devices=2, strategy="ddp", timeout=60.0)
+    model = task.build().model(linear.Config())
+    run = train.Run.create(name, task=task, model=model, train=settings)
+    train.fit(run, verbosity="result")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_trains_twice_on_two_processes(tmp_path):
+    """The second process lives on, and may be ready for the second run before the first has begun it."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 240}
+    done = subprocess.run([sys.executable, "twice.py"], **options)
+    assert done.returncode == 0, done.stderr
+    for name in ("first", "second"):
+        assert [x.name for x in train.Run.read(tmp_path / name).checkpoints()] == ["step-00000002"]
 
 
 @pytest.mark.slow

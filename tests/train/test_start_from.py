@@ -32,6 +32,13 @@ def test_the_first_weights_are_those_of_the_trained_model(new_run, trained):
         assert torch.equal(weights(run)[name], x), name
 
 
+def test_a_model_of_16_bits_is_trained_in_float32_as_a_resumed_one_is(new_run, trained, tmp_path):
+    checkpoint.save(checkpoint.load(trained.folder).bfloat16(), tmp_path / "half")
+    run = new_run("next", steps=1, start_from=str(tmp_path / "half"), precision="32")
+    train.fit(run)
+    assert {x.dtype for x in weights(run).values() if x.is_floating_point()} == {torch.float32}
+
+
 def test_it_goes_on_without_the_trained_model(new_run, trained):
     run = new_run("next", steps=2, start_from=str(trained.folder))
     train.fit(run)

@@ -8,6 +8,7 @@
 docs/data.md describes the format for other programs.
 """
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -235,9 +236,11 @@ class Shards:
 
 def is_shards(folder: Path) -> bool:
     """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or is
-    missing beside shards, or cannot be read, in which case `Shards` says why."""
-    if not (folder / INDEX).is_file():  # texts may be named *.tokens too, like those of WikiText
-        return any(file.with_suffix(".ends").is_file() for file in folder.glob("*.tokens"))
+    missing beside shards, or cannot be read, in which case `Shards` says why. False for a path that this user
+    may not look at."""
+    if not os.path.isfile(folder / INDEX):  # texts may be named *.tokens too, like those of WikiText
+        found = folder.glob("*.tokens") if os.path.isdir(folder) else ()
+        return any(os.path.isfile(file.with_suffix(".ends")) for file in found)
     try:
         content = read_json(folder / INDEX)
     except Error:
