@@ -136,11 +136,11 @@ def _best_threads(task: digits.Config) -> int:
 def _train(config: Config, task: digits.Config, verbosity: train.Verbosity) -> train.Run:
     """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
-    _clear(folder)
     model, preset = task.build().model(linear.Config()), task.training_preset()
     intervals = {"validate_every": preset["steps"] // 20, "save_every": preset["steps"]}
     limit = config.seconds / 60
     settings = train.Config(**preset, **intervals, seed=config.seed, precision="32", max_minutes=limit)
+    _clear(folder)
     run = train.Run.create(folder, task=task, model=model, train=settings)
     _mark(run)
     train.fit(run, verbosity=verbosity)

@@ -38,6 +38,9 @@ def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
     run = train.Run.read(tmp_path / "run")
     with run.locked(), pytest.raises(checkpoint.Error, match="is being trained by another process"):
         demo.run(config)
+    with pytest.raises(ValueError, match="seed must lie in"):
+        demo.run(dataclasses.replace(config, seed=-1))
+    assert run.checkpoints()
     before = run.train
     run = run.changed(max_minutes=600.0)
     with pytest.raises(checkpoint.Error, match="not the demo's, or was trained further"):

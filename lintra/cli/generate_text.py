@@ -80,7 +80,8 @@ def _end(options: Any, task: Text) -> int | None:
 
 
 def shown(text: str) -> str:
-    """Return a text for printing: to a terminal, without control characters, which it would obey."""
+    """Return a text, or a piece of one, for printing: to a terminal, without control characters, which it
+    would obey."""
     if not sys.stdout.isatty():
         return text
-    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))

@@ -165,7 +165,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Ver
         changes["attention"] = kind
     if options.model.paper_block and "," in options.model.attention:
         raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
-    model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
+    model = _changed(_with_paper_block(own, kind) if options.model.paper_block else own, _given(changes))
     problem.check(model)
     if options.train.strategy != "fsdp":  # which shards the model
         memory.check_training(_weights(model), torch.device(chosen("auto")))
@@ -229,11 +229,12 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
     return dataclasses.replace(model, **changes)
 
 
-def _with_paper_block(model: Any) -> Any:
-    """Return a model's configuration with blocks as its mechanism's paper has them.
+def _with_paper_block(model: Any, kind: Any) -> Any:
+    """Return a model's configuration with blocks as the paper of its mechanism has them; of another one,
+    which it is to get, if `kind` is not None.
 
     Raises UsageError for a mechanism that names none."""
-    config = getattr(model.encoder if isinstance(model, ctc.Config) else model, "attention", None)
+    config = kind or getattr(model.encoder if isinstance(model, ctc.Config) else model, "attention", None)
     name = attention.name_of(type(config))
     kind = None if name is None else attention.mechanism(name)
     if kind is None or not kind.paper_block:

@@ -146,5 +146,7 @@ def _hear(file: Path, name: str, model: CTC, search: Search, options: Options) -
             listening.listen(model, source, form, seconds=seconds, quiet=options.output.quiet)
             return stop.exit_code
         samples = np.concatenate([np.zeros(0, np.float32), *source.pieces])
+        if stop() and not model.config.features.frames(len(samples)):
+            return stop.exit_code
     form.whole(transcribe(model, samples, rate=rate, search=search, timestamps=form.needs_times))
     return stop.exit_code

@@ -121,6 +121,9 @@ def _check_source(
         if source is None:
             raise ValueError("a Seq2Seq model needs a source")
         device = reference_param(model).device
+        for name, x in (("source", source), ("source_mask", source_mask)):
+            if x is not None and not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
         try:
             model.encoder.check_input(
                 source.to(device), None if source_mask is None else source_mask.to(device)

@@ -52,6 +52,7 @@ class Sampler:
         # Stable: of equal ones the first are kept, on every processor.
         ordered, order = probs.sort(dim=1, descending=True, stable=True)
         enough = ordered.cumsum(1) - ordered >= self.top_p
+        enough[:, :1] = False  # also where top_p is 0 in float32
         probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
         return probs / probs.sum(1, keepdim=True)
 

@@ -41,12 +41,12 @@ def find(
     case: C,
     mode: str,
     applies: Callable[[C], bool],
-    fixed: int | None = None,
+    fixed: dict[str, int] | None = None,
     fixed_heads: bool = False,
 ) -> Finding:
     """Return the finding of `call(case)` about a law.
 
-    A law of `fixed` length builds its own sequences of so many tokens and is not made smaller."""
+    A law of `fixed` sizes builds sequences of that length itself and is not made smaller."""
     about = (law.__name__, meaning(law), mode)
     if not applies(case):
         return Finding(*about, "not applicable")
@@ -58,8 +58,7 @@ def find(
     sizes = {
         name: getattr(case, name) for name in ("batch", "time", "heads", "kv_heads") if hasattr(case, name)
     }
-    if fixed is not None:
-        sizes["time"] = fixed
+    sizes |= fixed or {}
     return Finding(*about, "failed", sizes, getattr(case, "seed", 0), message(error))
 
 

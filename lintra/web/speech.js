@@ -52,7 +52,8 @@
     $("cache-told").textContent = `what a key-value cache of softmax would hold after ${seconds.toFixed(1)} s`;
     if (done) {
       running = 0;
-      say(line ? `Finished: ${seconds.toFixed(1)} s were heard.` : `Nothing was recognised in ${seconds.toFixed(1)} s.`);
+      const heard = line ? `Finished: ${seconds.toFixed(1)} s were heard.` : `Nothing was recognised in ${seconds.toFixed(1)} s.`;
+      say(cause + heard);
     }
     if (text || done) label();
   };
@@ -61,6 +62,7 @@
     running = ++job;
     line = null;
     quietSince = null;
+    cause = "";
     return running;
   }
 
@@ -75,6 +77,7 @@
     "The browser gives this page no microphone: open it at https:, at localhost or from a file, or choose a recording.";
   const QUIET = 5, SILENCE = 1e-9; // seconds that are worth a word, of a power that no open microphone has
   let quietSince = null;
+  let cause = ""; // why it ended, where the visitor did not ask for that
 
   async function listen() {
     if (!navigator.mediaDevices?.getUserMedia) return say(NO_DEVICES, true);
@@ -92,14 +95,18 @@
       if (running !== mine) return release(opened);
       ask({ do: "begin", job: mine, rate: opened.context.sampleRate });
       await tap(opened, (samples) => {
-        if (running !== mine) return;
+        if (running !== mine || microphone !== opened) return; // blocks come after Stop, too
         ask({ do: "hear", job: mine, samples, rate: opened.context.sampleRate });
         showLevel(samples);
       });
       if (running !== mine) return release(opened);
       opened.begun = true;
       for (const track of opened.stream.getTracks())
-        track.onended = () => running === mine && end("The microphone was disconnected.");
+        track.onended = () => {
+          if (running !== mine) return;
+          cause = "The microphone was disconnected. ";
+          end(cause);
+        };
       say("Listening: speak.");
     } catch (error) {
       release(opened);

@@ -247,6 +247,11 @@ def test_blocks_may_be_those_of_the_paper(lintra_says, tmp_path):
     assert lintra_says("train", "digits", *options, "--dir", str(tmp_path / "run"))[0] == 0
     model = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
     assert (model["norm"], model["norm_kind"], model["mlp_ratio"]) == ("pre", "rms", 0)
+    options = ["--config", str(tmp_path / "run" / "run.json"), "--attention", "retention", *options[2:]]
+    assert lintra_says("train", "digits", *options, "--dir", str(tmp_path / "other"))[0] == 0
+    model = json.loads((tmp_path / "other" / "run.json").read_text())["model"]
+    block = attention.mechanism("retention").paper_block  # not that of ssd, which the file names
+    assert {name: model[name] for name in block} == block
 
 
 def test_a_traceback_only_with_debug(lintra_says):

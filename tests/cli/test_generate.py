@@ -324,6 +324,7 @@ def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
     assert generate_text.shown(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert generate_text.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"
+    assert "".join(map(generate_text.shown, "is\r\nd")) == "is\nd"  # as bytes come in a stream
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,19 @@ def test_a_pipe_that_stays_open_is_heard_until_a_signal(lintra_says, long, monke
     assert (code, out) == (128 + signum, whole)
 
 
+@pytest.mark.parametrize("form", [["--stream"], []])
+def test_a_signal_before_any_audio_is_no_error(lintra_says, long, monkeypatch, form):
+    reads, writes = os.pipe()
+    waits, wait = threading.Event(), listening._await
+    monkeypatch.setattr(listening, "_await", lambda content: (waits.set(), wait(content)))
+    with open(reads, "rb") as end, open(writes, "wb"):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=end, isatty=lambda: False))
+        thread = when(waits.is_set, signal.SIGINT)
+        found = lintra_says("transcribe", "-", str(long), "--rate", str(RATE), *form)
+        thread.join()
+    assert found == (128 + signal.SIGINT, "stdin: \n" if form else "", "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [None, signal.SIGINT])
 def test_words_are_out_while_a_pipe_is_open(signum):

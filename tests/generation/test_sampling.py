@@ -179,6 +179,9 @@ def test_sources_are_checked():
         ValueError, match=r"source does not fit: x must be \[b=2 t=4 c=3\], got shape \[2, 4, 7\]"
     ):
         stream(listener, steps=1, source=torch.zeros(2, 4, 7, dtype=torch.float64))
+    for name, given in (("source", [[1, 2]]), ("source_mask", [[True, True]])):
+        with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+            stream(model, steps=1, **{"source": source, name: given})
     with pytest.raises(ValueError, match="source_mask belongs to a source"):
         stream(build(), source_mask=source > 0, steps=1)
     with pytest.raises(TypeError, match="model must be a Decoder or a Seq2Seq, got Encoder"):
@@ -435,6 +438,12 @@ def test_a_tiny_temperature_is_the_most_probable_symbol():
     for temperature in (1e-45, 1e-46):  # the second is 0 in float32
         probabilities = Sampler(temperature=temperature).probabilities(log_probs)
         assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+def test_a_tiny_share_is_the_most_probable_symbol():
+    log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    for top_p in (1e-45, 1e-46):  # the second is 0 in float32
+        assert torch.equal(Sampler(top_p=top_p).probabilities(log_probs), torch.tensor([[0.0, 1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("n", [8, 256])  # shares with exact sums
