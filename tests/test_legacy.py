@@ -75,13 +75,18 @@ def test_weights_of_parts_keep_loading():
     around = {"attn": "mix", "mlp": "feed", "attn_norm": "norm_mix", "mlp_norm": "norm_feed"}
     for module, names in ((layer, old), (block, old | around)):
         network = torch.nn.ModuleDict({"mix": module, "feed": torch.nn.Linear(2, 2)})
-        new = network.state_dict()
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter)
+        new = {name: x.clone() for name, x in network.state_dict().items()}
         written = {}
         for name, x in new.items():
             first, *rest = name.split(".")
             written[".".join([first, *(names.get(part, part) for part in rest)])] = x.clone()
         assert written.keys() != new.keys()
+        for parameter in network.parameters():
+            torch.nn.init.zeros_(parameter)
         network.load_state_dict(written)
+        assert_close(dict(network.state_dict()), new, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")

@@ -89,7 +89,6 @@ print([name for name in sys.modules if name.partition(".")[0] in ("fla", "mamba_
     assert left == "[]"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [pytest.param(TINY, marks=slow), HYBRID], ids=["mamba2", "qwen3_5"])
 def test_a_model_imported_afterwards_runs_on_our_kernels(model):
     program = f"""
@@ -185,7 +184,6 @@ print(model.generate(torch.randint(64, (1, 9)), max_new_tokens=2).shape)
     assert printed(program).splitlines() == ["wrapped", "torch.Size([1, 11])"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [pytest.param("program.py", marks=slow), "-m program"])
 def test_a_program_is_run_as_it_is(program, tmp_path):
     (tmp_path / "helper.py").write_text("word = 'beside'\n")
@@ -270,7 +268,6 @@ def test_a_program_pickles_its_own_classes(program, method, tmp_path):
     ], done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
     ["file", *(pytest.param(x, marks=slow) for x in ("module", "compiled", "folder", "archive", "package"))],

@@ -209,6 +209,7 @@ def test_generation_stops_at_the_end_of_text():
     options = GenerationConfig(max_new_tokens=30, do_sample=False, eos_token_id=[3, 5, 7], pad_token_id=0)
     text = model.generate(ids, generation_config=options)
     assert torch.equal(text, model.generate(ids, generation_config=options, use_cache=False))
+    assert text.shape[1] < 5 + 30
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

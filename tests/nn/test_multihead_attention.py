@@ -318,6 +318,14 @@ def test_calls_of_a_form_that_is_not_there_are_refused():
         layer(x, memory, x)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_sequences_attend_to_themselves_alone():
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=softmax.Config())
+    one, other = (torch.nested.nested_tensor([torch.randn(n, WIDTH) for n in (3, 5)]) for _ in range(2))
+    with pytest.raises(ValueError, match="a nested query must be key and value too, and go without masks"):
+        layer(one, one, other)
+
+
 def test_global_projections_begin_as_copies():
     config = longformer.Config(window=2, global_projections=True)
     layer = MultiheadAttention(WIDTH, HEADS, attention=config)

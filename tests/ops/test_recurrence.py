@@ -64,6 +64,31 @@ def test_on_every_instruction_set(kind):
             assert_close(results(partial(fast, impl="native"), inputs), expected, **EXACT)
 
 
+def strided(x, way):
+    """x [b t ...], with the same numbers or, expanded, those of its first token."""
+    if way == "every second":
+        return x.repeat_interleave(2, -1)[..., ::2]
+    if way == "time contiguous":
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
+    return x[:, :1].expand_as(x)
+
+
+@every
+@pytest.mark.parametrize("way", ["every second", "time contiguous", "expanded"])
+@pytest.mark.skipif(not native.available(), reason="no C++")
+def test_strides_do_not_matter(kind, way):
+    """Of q, k, v, decays and step sizes; the state is transposed."""
+    *tokens, state = (None if x is None else x.detach() for x in draw(kind, t=40, d=20, e=33))
+    other = [None if x is None else strided(x, way) for x in tokens]
+    other.append(state.mT.contiguous().mT)
+    order = [None if x is None else x.contiguous().requires_grad_() for x in other]
+    other = [None if x is None else x.detach().requires_grad_() for x in other]
+    for name in native.instruction_sets():
+        with native.use(name):
+            call = partial(fast, impl="native")
+            assert_close(results(call, other), results(call, order), rtol=0, atol=0)
+
+
 @every
 @pytest.mark.skipif(not native.available(), reason="no C++")
 def test_columns_are_shared_between_threads_where_heads_are_few(kind):
