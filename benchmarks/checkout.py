@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,9 @@ for line in sys.stdin:
     assert answers is not None
 
     def ask(line: str) -> Any:
-        requests.write(line + "\n")
-        requests.flush()
+        with suppress(BrokenPipeError):  # the process has ended, and answers nothing
+            requests.write(line + "\n")
+            requests.flush()
         answer = answers.readline()
         if not answer:
             raise RuntimeError(f"the measurement in {folder} failed: what it printed stands above")
@@ -73,7 +74,8 @@ for line in sys.stdin:
     try:
         yield ask
     finally:
-        requests.close()
+        with suppress(BrokenPipeError):
+            requests.close()
         process.wait()
         answers.close()
 

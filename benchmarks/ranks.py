@@ -4,7 +4,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -42,14 +42,17 @@ class Ranks:
     def call(self, count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call a function on the first `count` ranks at once -> what it returns on each.
 
-        Raises RuntimeError if it raises on another rank, or if a rank does not answer for SECONDS."""
+        Raises RuntimeError if it raises on another rank, or if a rank ends or does not answer for SECONDS."""
         for pipe in self._pipes[: count - 1]:
             pipe.send((function, arguments))
         found = [function(*arguments)]
         for rank, pipe in enumerate(self._pipes[: count - 1], start=1):
             if not pipe.poll(SECONDS):
                 raise RuntimeError(f"rank {rank} does not answer for {SECONDS} s: nothing is measured")
-            result, failure = pipe.recv()
+            try:
+                result, failure = pipe.recv()
+            except EOFError:
+                raise RuntimeError(f"rank {rank} has ended: nothing is measured") from None
             if failure:
                 raise RuntimeError(f"rank {rank} failed:\n{failure}")
             found.append(result)
@@ -58,7 +61,8 @@ class Ranks:
     def close(self) -> None:
         """End the other processes."""
         for pipe in self._pipes:
-            pipe.send(None)
+            with suppress(OSError):  # of a process that has ended
+                pipe.send(None)
         for process in self._processes:
             process.join(SECONDS)
             process.kill()

@@ -62,6 +62,7 @@ class Options(options.Options):
     images: int = 256  # test images that are scored with the model
 
     def __post_init__(self):
+        super().__post_init__()
         if self.images < 2:
             raise ValueError(f"images must be at least 2, for a standard error, got {self.images}")
 

@@ -172,6 +172,8 @@ def main() -> None:
     else:
         trials = hours.trials(options.data)
     if options.list:
+        if options.what == "ablation":
+            print(*(f"done  {name}" for name in scores), sep="\n")
         tell(trials)
         return
     if options.what == "hours":
