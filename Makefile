@@ -20,7 +20,8 @@ test-all: install
 
 # All tests of the Triton kernels: on a GPU if there is one, otherwise in the interpreter.
 test-gpu: install
-	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py tests/generation/test_cuda_graph.py
+	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_recurrence_triton.py \
+		tests/ops/test_dispatch.py tests/generation/test_cuda_graph.py
 
 lint: install
 	$(BIN)/ruff check .
@@ -94,7 +95,8 @@ install: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
+		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 .PHONY: demo test test-all test-gpu lint bench docs pictures cross draw hear wasm fuzz install

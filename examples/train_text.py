@@ -27,7 +27,7 @@ def read(file: Path | None) -> Tensor:
     """Return the bytes of a text, or of the documentation, as symbols [n] int64."""
     files = [file] if file else sorted(DOCUMENTS.rglob("*.md"))
     content = b"\n".join(each.read_bytes() for each in files)
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    return torch.tensor(list(content), dtype=torch.int64)
 
 
 def loss_of(model: Decoder, pieces: Tensor) -> Tensor:
@@ -41,9 +41,9 @@ def train(model: Decoder, text: Tensor, *, steps: int, batch: int, length: int) 
     allocator.keep_freed_memory()  # on a CPU: large tensors otherwise cost the clearing of their pages
     held_out = max(length, len(text) // 10)
     learned, pieces = text[:-held_out], text[-held_out:].split(length)
-    validation = torch.stack([piece for piece in pieces[:16] if len(piece) == length])
     if len(learned) < length:
         raise SystemExit(f"a text needs at least {2 * length} bytes, got {len(text)}")
+    validation = torch.stack([piece for piece in pieces[:16] if len(piece) == length])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def train(model: Decoder, text: Tensor, *, steps: int, batch: int, length: int) 
 def write(model: Decoder, prompt: str, steps: int) -> str:
     """Return a prompt and what the model writes after it; its state does not grow, however long that is."""
     model.eval()
-    given = torch.tensor([list(prompt.encode())])
+    given = torch.tensor([list(prompt.encode())], dtype=torch.int64)
     following = generation.generate(model, given, steps=steps, temperature=0.8, seed=0)
     return bytes([*given[0].tolist(), *following[0].tolist()]).decode(errors="replace")
 

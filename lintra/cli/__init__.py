@@ -62,7 +62,7 @@ usage: lintra COMMAND [--flag value ...]
 # what PyTorch puts before the message of an error in a process that reads batches
 _OF_WORKER = re.compile(r"^Caught \w+ in DataLoader worker process.*\n[\w.]+: (?=.)", re.DOTALL)
 _NO_ROOM = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|not enough memory", re.IGNORECASE)
-_TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "yaml")
+_TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "yaml", "PIL")
 # package -> the extra that installs it
 _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),

@@ -1,6 +1,7 @@
 """`lintra bench NAME`, and the flags, table and file of any other folder of benchmarks."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -28,6 +29,10 @@ def bench(args: Sequence[str]) -> int:
         raise UsageError(
             f"bench {args[0]} measures what only documents quote and does not come with lintra: "
             f"python -m benchmarks {args[0]}, in a checkout of the repository, measures it"
+        )
+    if os.name == "nt" and args and args[0] in ("attention", "scaling"):
+        raise UsageError(
+            f"bench {args[0]} measures peak memory, which Windows does not report: run it on Linux or macOS"
         )
     return choose("lintra bench", "lintra.bench", BENCHES, args)
 

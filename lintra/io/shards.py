@@ -8,7 +8,6 @@ missing or cut short is noticed:
 [17]]}, "training": {}}}
 """
 
-import importlib.util
 import json
 import os
 import warnings
@@ -91,12 +90,14 @@ def read_into(folder: Path, tensors: dict[str, Tensor], group: Any = None) -> No
 
 def check_engine() -> None:
     """Raise Error where PyTorch is too old to shard safetensors."""
-    for module in ("hf_storage", "staging"):
-        if importlib.util.find_spec(f"torch.distributed.checkpoint.{module}") is None:
-            raise Error(
-                f"shards are written and read by newer versions of PyTorch, such as 2.13, and this is "
-                f"{torch.__version__}: install another"
-            )
+    try:
+        from torch.distributed.checkpoint import hf_storage  # noqa: F401
+        from torch.distributed.checkpoint.staging import DefaultStager  # noqa: F401
+    except ImportError as error:
+        raise Error(
+            f"shards are written and read by newer versions of PyTorch, such as 2.13, and this is "
+            f"{torch.__version__}: install another"
+        ) from error
 
 
 def reason(error: Any) -> str:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
@@ -21,6 +20,9 @@ from lintra.models import decoder
 from lintra.tasks._pixels import HOURS, PixelTask, Split
 from lintra.tasks.base import DataError, TaskConfig, elsewhere
 from lintra.tasks.datasets import data_files, idx
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _HELD_BACK = 10  # one image in this many is validated on
@@ -116,6 +118,8 @@ class ImageFolder(PixelTask):
             raise DataError(f"{flag} {place} does not exist: name a folder of images with --{flag} FOLDER")
         form = self.config.size, self.config.color
         if not path.is_dir():
+            from PIL import Image
+
             grey = idx.images(data_files.unpack(path), path)
             count, found = len(grey), (_square(Image.fromarray(image), *form) for image in grey)
         else:
@@ -138,6 +142,8 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _open(path: Path, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
     """Read an image file, its first picture if there are several, as `_square` does. Raises DataError."""
+    from PIL import Image, ImageOps
+
     refuse_irregular(path, DataError)
     try:
         with Image.open(path) as image:
@@ -151,8 +157,10 @@ def _open(path: Path, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
         raise DataError(f"{path} cannot be read as an image ({reason}): repair or remove it") from error
 
 
-def _square(image: Image.Image, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
+def _square(image: "Image.Image", size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
     """Make an image of any size and mode a square of `size` pixels a side -> [size size 3] or [size size]."""
+    from PIL import Image, ImageOps
+
     if image.mode in (*_SIXTEEN_BITS, "I"):
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.has_transparency_data:

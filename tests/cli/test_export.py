@@ -15,7 +15,7 @@ from lintra.attention import delta, lsh, softmax
 from lintra.export import onnx
 from lintra.export import runtime as export
 from lintra.models import decoder
-from lintra.tasks import copy, digits
+from lintra.tasks import copy, digits, image_folder
 
 needs_runtime = pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}")
 
@@ -208,7 +208,8 @@ def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
     )
 
 
-def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
+@pytest.mark.parametrize("task", [digits.Config(), image_folder.Config(data="photographs")])
+def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch, task):
     """The command works without the packages that only the other extras install."""
     tomllib = pytest.importorskip("tomllib")  # since Python 3.11
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -216,10 +217,10 @@ def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
         extra: {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in packages}
         for extra, packages in project["optional-dependencies"].items()
     }
-    folder("run", digits.Config())
+    folder("run", task)
     monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: form.encode())
     for name in (extras["train"] | extras["speech"]) - extras["onnx"]:
-        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.setitem(sys.modules, {"pillow": "PIL"}.get(name, name), None)
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
     assert (code, err) == (0, "")
 
