@@ -15,7 +15,7 @@ class Replaced(NamedTuple):
 
     module: str  # that uses the function
     name: str  # of the function there
-    kernel: str  # that serves in its place
+    kernel: str  # that serves in its place; empty once the function is restored
 
 
 class Accelerated:
@@ -46,8 +46,9 @@ class Accelerated:
         self.undo()
 
     def __repr__(self) -> str:
-        lines = [f"{module}.{name} -> {kernel}" for module, name, kernel in self._before]
-        return "\n".join(["lintra.accelerate replaced:", *lines] if lines else ["lintra.accelerate: nothing"])
+        lines = [f"{x.module}.{x.name}" + (f" -> {x.kernel}" if x.kernel else "") for x in self._before]
+        done = "replaced" if all(x.kernel for x in self._before) else "restored"
+        return "\n".join([f"lintra.accelerate {done}:", *lines] if lines else ["lintra.accelerate: nothing"])
 
 
 def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:

@@ -117,7 +117,7 @@ def _kernel(function: FunctionType) -> str | None:
     """Return the name of the kernel that a function is, or stands for; None for any other function."""
     if of_transformers(function):
         return _variables(function)["func_name"]
-    return function.__name__ if function.__module__.partition(".")[0] in PACKAGES else None
+    return function.__name__ if (function.__module__ or "").partition(".")[0] in PACKAGES else None
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:

@@ -24,8 +24,9 @@ def install(*packages: str) -> dict[str, str]:
     others to its own kernels; "left", where an installed package has its GPU. Done twice, it does nothing
     more.
 
-    Raises ValueError for another package; RuntimeError where a package that cannot run here has been imported
-    already. Warns of modules of transformers that were imported before and keep their slow functions.
+    Raises ValueError for another package; ImportError for an installed fla that cannot be imported or lacks
+    a function; RuntimeError where a package that cannot run here has been imported already. Warns of modules
+    of transformers that were imported before and keep their slow functions.
     """
     unknown = set(packages) - set(kernels.PACKAGES)
     if unknown:

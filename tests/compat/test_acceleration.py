@@ -92,6 +92,7 @@ def test_undo_restores_every_function():
     assert not lintra.accelerate(model).replaced  # a second call finds nothing left to replace
     undone = lintra.accelerate(model, undo=True)
     assert {x.name for x in undone.replaced} == {x.name for x in accelerated.replaced}
+    assert repr(undone).startswith("lintra.accelerate restored:")
     assert functions(model) == before
     accelerated.undo()
     assert functions(model) == before
@@ -250,3 +251,16 @@ def test_the_example_prints_its_ratios(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(" x\n") == 2
     assert "torch_chunk_gated_delta_rule -> lintra" in done.stdout
+
+
+def test_functions_without_a_module_are_passed_over():
+    found = {}
+    exec("def odd(x): return x", found)
+    module = sys.modules[__name__]
+    module.odd = found["odd"]
+    try:
+        module.odd.__module__ = None
+        with lintra.accelerate(Derived(MambaConfig(hidden_size=32), 0)) as accelerated:
+            assert accelerated.replaced
+    finally:
+        del module.odd

@@ -95,7 +95,11 @@ def causal_conv1d_update(
     tokens = x[..., None] if one else x
     axes = "b d l" if conv_state_indices is None else "r d l"
     sizes = _check(tokens, weight, bias, conv_state=(conv_state, axes))
-    checks.same_device_and_dtype("conv_state", conv_state, "x", x)
+    if conv_state.dtype != x.dtype:
+        buffer = conv_state.to(x.dtype)
+        y = causal_conv1d_update(x, buffer, weight, bias, activation, cache_seqlens, conv_state_indices)
+        conv_state.copy_(buffer)
+        return y
     least = max(1, sizes["w"] - 1)
     if sizes["l"] < least:
         raise ValueError(f"conv_state must hold at least {least} inputs for w={sizes['w']}, got {sizes['l']}")

@@ -78,7 +78,9 @@ def cache_for(model: nn.Module) -> StateCache:
     models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks,
     layers that share keys and values, and latent attention (DeepSeek, Kimi Linear), whose cache holds the
     inputs of keys and values."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    own: Any = getattr(model, "config", None)
+    text = own.get_text_config(decoder=True) if hasattr(own, "get_text_config") else own
+    name = getattr(text, "_attn_implementation", None)
     config = configured(name)
     if config is None:
         raise ValueError(
@@ -171,7 +173,7 @@ def attend(
         seen = seen._replace(window=mechanism.config.window)
         if packed is None and layer is None and not seen.causal:
             return mechanism.attend_all(q, k, v, seen.mask), None
-        if packed is None and layer is None and q.shape[1] != k.shape[1]:
+        if packed is None and layer is None and (q.shape[1] != k.shape[1] or seen.holes):
             return mechanism.attend(q, k, v, seen.pairs(q.shape[1], k.shape[1], q.device)), None
     elif not seen.causal and _crosses(module, q, k):
         raise NotImplementedError(f"attn_implementation={name!r} does not support cross-attention")

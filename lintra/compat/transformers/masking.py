@@ -38,11 +38,20 @@ class Visible(NamedTuple):
             "lintra's attention cannot serve it, choose another attn_implementation, such as 'sdpa'"
         )
 
+    @property
+    def holes(self) -> bool:
+        """Whether there is padding between the keys of a sample, which a window of transformers counts; False
+        where that cannot be read."""
+        if self.window is None or self.mask is None or not checks.has_values(self.mask):
+            return False
+        begins = self.mask[:, 1:] & ~self.mask[:, :-1]
+        return bool((begins.sum(1) + self.mask[:, 0] > 1).any())
+
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: its user, `generate` with a static cache, takes only tensors."""
-        assert self.size is not None, "only what a mask function makes has a size"
         if self.sequence is not None:
             raise NotImplementedError("packed sequences have no mask as a tensor: pass them padded")
+        assert self.size is not None, "only what a mask function makes has a size"
         return self.pairs(*self.size)[:, None]
 
     def layout(self, q: Tensor) -> Layout:

@@ -256,6 +256,9 @@ def test_rotations(interleaved):
     assert_close(changed, expected.detach())
     with pytest.raises(ValueError, match="must have 10 places"):
         rotary_embedding(x, cos, sin, seqlen_offsets=5)
+    ahead = rotary_embedding(x, cos, sin, seqlen_offsets=torch.full((len(x),), -2))  # of padding on the left
+    assert torch.equal(ahead[:, :2], x[:, :2])
+    assert_close(ahead[:, 2:], rotary_embedding(x[:, 2:], cos, sin))
 
 
 def test_bounds():

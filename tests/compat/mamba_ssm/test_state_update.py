@@ -258,3 +258,10 @@ def test_what_a_graph_kept_of_the_state_is_refused(name):
             selective_state_update(**given, dt_softplus=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_one_group_may_be_left_out():
+    given = draw(heads=4, g=1)
+    flat = given | {name: given[name][:, 0] for name in ("B", "C")} | {"state": given["state"].clone()}
+    assert_close(update(flat), update(given), rtol=0, atol=0)
+    assert_close(flat["state"], given["state"], rtol=0, atol=0)

@@ -13,7 +13,7 @@ from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
 from lintra.compat.transformers.cache import StateLayer, claim  # noqa: E402
-from lintra.compat.transformers.masking import Visible  # noqa: E402
+from lintra.compat.transformers.masking import Visible, masks, visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3}
@@ -383,6 +383,17 @@ def test_calls_that_cannot_be_served_are_refused():
         other(tokens(), past_key_values=cache)
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_padding_between_tokens_counts_in_a_window(cached):
+    """As in transformers: a window is one of places."""
+    mask = torch.tensor([[1] * 8 + [0] * 3 + [1] * 9, [0] * 4 + [1] * 16])
+    found = [
+        build("Mistral", name)(tokens(), attention_mask=mask, use_cache=cached).logits
+        for name in ("sdpa", "lintra")
+    ]
+    assert_close(found[1][mask > 0], found[0][mask > 0], **SAME)
+
+
 def test_masks_of_any_form_are_served_exactly():
     mask = torch.rand(2, 1, 20, 20, generator=torch.Generator().manual_seed(0)) < 0.5
     mask |= torch.eye(20, dtype=torch.bool)
@@ -466,3 +477,24 @@ def test_models_that_a_state_cannot_serve_are_refused():
     assert claim(keys) is layer
     with pytest.raises(NotImplementedError, match="does not support layers that share keys"):
         claim(keys)
+
+
+def test_a_composite_model_has_the_cache_of_its_text_model():
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4),
+        text_config=transformers.LlamaConfig(**sizes, vocab_size=64),
+    )
+    implementation = {"text_config": "lintra-linear"}
+    model = transformers.LlavaForConditionalGeneration._from_config(
+        config, attn_implementation=implementation
+    )
+    assert isinstance(lintra.hf.cache_for(model), lintra.hf.StateCache)
+
+
+def test_packed_masks_have_no_tensor():
+    function = masks.packed_sequence_compatibility_function(
+        masks.causal_mask_function, torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]])
+    )
+    with pytest.raises(NotImplementedError, match="packed sequences have no mask as a tensor"):
+        visible(1, 3, 3, mask_function=function)[:, :, -1:]

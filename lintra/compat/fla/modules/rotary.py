@@ -20,15 +20,18 @@ def rotary_embedding(
 
     cos, sin [places r]. A pair is feature i with feature r + i or, `interleaved`, 2 i with 2 i + 1. The first
     token of sequence n is at `seqlen_offsets`, one number or [n]; `cu_seqlens` [n+1] are the bounds of packed
-    sequences. `inplace` changes x. `chunk_indices` changes nothing here. In x's dtype, computed in the dtype
-    of sums. Raises ValueError for places that the tables do not have.
+    sequences. Tokens before place 0, which are padding, stay as they are. `inplace` changes x.
+    `chunk_indices` changes nothing here. In x's dtype, computed in the dtype of sums. Raises ValueError for
+    places beyond the tables.
     """
     checks.shape("x", x, "b t h d", {})
     places = _places(x, seqlen_offsets, cu_seqlens)
     if checks.readable(places) and places.numel() and int(places.max()) >= len(cos):
         raise ValueError(f"cos and sin must have {int(places.max()) + 1} places, got {len(cos)}")
     dtype, r = checks.sum_dtype(x.dtype), cos.shape[1]
-    c, s = (table.to(dtype)[places][:, :, None] for table in (cos, sin))  # [b t 1 r]
+    c, s = (table.to(dtype)[places.clamp(min=0)][:, :, None] for table in (cos, sin))  # [b t 1 r]
+    before = (places < 0)[:, :, None, None]
+    c, s = c.masked_fill(before, 1), s.masked_fill(before, 0)
     turned = x[..., : 2 * r].to(dtype)
     first, second = turned.unflatten(-1, (r, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
     pair = first * c - second * s, first * s + second * c

@@ -36,9 +36,9 @@ def selective_state_update(
     """Return y of one token, in the shape and dtype of x, and update `state` in place.
 
     Mamba: state [b p n], x, dt, z [b p], A [p n], B, C [b n], D, dt_bias [p]. Mamba-2: state [b h p n], x,
-    dt, z [b h p], A [h p n], B, C [b g n], D, dt_bias [h p]; where A, dt and dt_bias are one number of each
-    head expanded (strides of 0), there is one decay for the head. The state is read and written once where it
-    is contiguous and in the dtype of sums; in any other it is rounded after each token. With
+    dt, z [b h p], A [h p n], B, C [b g n] or [b n], D, dt_bias [h p]; where A, dt and dt_bias are one number
+    of each head expanded (strides of 0), there is one decay for the head. The state is read and written once
+    where it is contiguous and in the dtype of sums; in any other it is rounded after each token. With
     `state_batch_indices` [b] of integers the first axis of state is r and they give the row of each sequence;
     below 0 there is none, and y is 0. No row may be given twice. Gradients go through all arguments, and
     through what is written into state to the tokens before. Raises NotImplementedError for complex A and
@@ -48,6 +48,8 @@ def selective_state_update(
     heads = isinstance(state, Tensor) and state.dim() == 4
     h, r = "h " if heads else "", "b" if state_batch_indices is None else "r"
     token, group = f"b {h}p", "b g n" if heads else "b n"
+    if heads:
+        B, C = (y[:, None] if isinstance(y, Tensor) and y.dim() == 2 else y for y in (B, C))
     sizes = tensors(
         {
             "state": (state, f"{r} {h}p n"),

@@ -198,7 +198,7 @@ def _check_decay(log_decay: Tensor) -> None:
     readable."""
     if checks.readable(log_decay) and log_decay.numel():
         low, high = (x.item() for x in log_decay.detach().aminmax())
-        if not (high <= 0 and low > -math.inf):
+        if high > 0 or low == -math.inf:  # NaN is neither, and goes through
             worst = high if high > 0 else low
             refuse("A", f"dt A must be finite and at most 0 (a decay of at most 1), got {worst:g}")
 
