@@ -1,5 +1,6 @@
 """Log-mel filterbanks, as Kaldi computes them: the energies that a recogniser reads."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +31,7 @@ class Config:
         fields.check(self)
         fields.finite(self, "frame_ms", "shift_ms", "low_hz", "high_hz", "dither")
         fields.at_least(self, rate=1, bins=1, low_hz=0, high_hz=0, dither=0)
-        if self.frame < 2 or not 1 <= self.shift <= self.frame:
+        if self.frame < 2 or not 1 <= self.shift <= (self.frame if self.kind == "fbank" else math.inf):
             raise ValueError(
                 f"frame_ms must be at least 2 samples of {self.rate} Hz, shift_ms from 1 sample to a frame; "
                 f"got {self.frame_ms} and {self.shift_ms} ms"

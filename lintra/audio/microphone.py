@@ -49,6 +49,7 @@ class Microphone:
             heard.put((samples[:, 0].copy(), bool(status.input_overflow)))
 
         name, wanted = f"microphone {self.name!r}", seconds * self.rate
+        kept: list[np.ndarray] = []
         try:
             stream = self._sounddevice.InputStream(
                 samplerate=self.rate,
@@ -60,7 +61,6 @@ class Microphone:
                 finished_callback=lambda: heard.put(None),
             )
             with stream:
-                kept: list[np.ndarray] = []
                 while not stopped():
                     with contextlib.suppress(queue.Empty):
                         kept.append(self._taken(heard.get(timeout=_LOOK_UP), name))
@@ -70,6 +70,10 @@ class Microphone:
                 kept += [self._taken(heard.get(), name) for _ in range(heard.qsize())]
             if kept:
                 yield Audio(np.concatenate(kept), self.rate)
+        except SpeechError:  # the device has gone away
+            if kept:
+                yield Audio(np.concatenate(kept), self.rate)
+            raise
         except self._sounddevice.PortAudioError as error:
             raise SpeechError(f"{name} cannot be heard: {error}") from error
 

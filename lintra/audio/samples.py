@@ -29,18 +29,24 @@ class Audio(NamedTuple):
 
 
 def resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
-    """Pieces of one recording at another rate: the same samples however it was cut."""
+    """Pieces of one recording at another rate: the same samples however it was cut, and all that came before
+    an error."""
     if rate < 1:
         raise ValueError(f"rate must be at least 1 Hz, got {rate}")
-    stream = None
-    for samples, own in pieces:
-        if own == rate:
-            yield samples
-        else:
-            stream = stream or package("soxr").ResampleStream(own, rate, 1)
-            yield stream.resample_chunk(samples)
+    stream = failure = None
+    try:
+        for samples, own in pieces:
+            if own == rate:
+                yield samples
+            else:
+                stream = stream or package("soxr").ResampleStream(own, rate, 1)
+                yield stream.resample_chunk(samples)
+    except SpeechError as error:
+        failure = error
     if stream:
         yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
+    if failure:
+        raise failure
 
 
 def check_seconds(start: float, duration: float | None) -> None:

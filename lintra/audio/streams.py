@@ -66,6 +66,8 @@ def _mp3_samples(path: Path, changed: int, size: int) -> int:
             if content[place : place + 3] == b"ID3":  # a tag of ID3v2; its size is of 7 bits a byte
                 sizes = content[place + 6 : place + 10]
                 place += 10 + sum((x & 127) << 7 * (3 - i) for i, x in enumerate(sizes))
+            elif content[place : place + 8] == b"APETAGEX":  # a tag of APEv2, with its header
+                place += 32 + int.from_bytes(content[place + 12 : place + 16], "little")
             elif (frame := _frame(content[place : place + 4])) is not None:
                 place, samples = place + frame[0], samples + frame[1]
             else:  # to the next place at which a frame may begin

@@ -235,9 +235,12 @@ def _opened(path: Path) -> Iterator[Any]:
     soundfile = package("soundfile")
     try:
         with silenced():
-            opened = soundfile.SoundFile(path)
+            # As bytes: soundfile encodes a name strictly, and not every one is text.
+            opened = soundfile.SoundFile(path if os.name == "nt" else os.fsencode(path))
     except soundfile.LibsndfileError as error:
         raise _Unknown(error.error_string.rstrip(".")) from error
+    except TypeError as error:  # of soundfile, for a name that ends in .raw
+        raise _Unknown("by its name it holds raw samples, which do not say their rate") from error
     try:
         with opened as file:
             notes = file.extra_info

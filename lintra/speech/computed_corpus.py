@@ -59,7 +59,7 @@ class ComputedCorpus:
         except SpeechError as error:
             raise SpeechError(f"utterance {utterance.id}: {error}") from error
         lacking = self._frames[i] - len(x)
-        if lacking * self._config.seconds > _SLACK + self._config.seconds:
+        if lacking * self._config.seconds * speed > _SLACK + self._config.seconds:
             raise SpeechError(
                 f"utterance {utterance.id} has {len(x):,} frames, and its duration says {self._frames[i]:,}: "
                 "correct the duration, or leave it out"

@@ -216,7 +216,7 @@ def check_log_probs(log_probs: Tensor) -> np.ndarray:
     checks.floating("log_probs", log_probs)
     if log_probs.shape[1] < 2:
         raise ValueError(f"log_probs must have a blank and a symbol, 2 columns, got {log_probs.shape[1]}")
-    table = log_probs.detach().double().cpu().numpy()
+    table = log_probs.detach().cpu().double().numpy()
     if np.isnan(table).any():
         raise ValueError("log_probs must be numbers, got NaN: is the model sound?")
     return table

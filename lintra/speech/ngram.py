@@ -130,8 +130,9 @@ class NGram:
             following = self._following[history]
             counts = np.zeros(self.symbols + 1)
             counts[list(following)] = list(following.values())
-            self._known[history] = np.log((counts + len(following) * less) / (counts.sum() + len(following)))
-            self._known[history].flags.writeable = False
+            found = np.log((counts + len(following) * less) / (counts.sum() + len(following)))
+            found.flags.writeable = False
+            self._known.setdefault(history, found)  # of two threads the first: beams tell arrays by identity
         return self._known[history]
 
     def _check(self, gram: Any, count: Any) -> None:

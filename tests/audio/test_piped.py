@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lintra.audio import waveform
 from lintra.audio.errors import SpeechError
 from lintra.audio.piped import pieces
+from lintra.audio.samples import Audio, resampled
 from tests.tasks.speech import RATE
 
 NAME = "standard input"
@@ -156,3 +157,20 @@ def header(tag=1, bits=16, channels=1, rate=RATE, length=0):
 def test_what_is_no_audio(content, options, message):
     with pytest.raises(SpeechError, match=message):
         heard(content, **options)
+
+
+def test_what_came_before_an_error_is_heard_at_another_rate_too():
+    def broken():
+        yield from parts
+        raise SpeechError("the end is missing")
+
+    parts, found = [Audio(noise()[:, 0].astype(np.float32), RATE)] * 2, []
+
+    def hear():
+        for piece in resampled(broken(), RATE // 2):
+            found.append(piece)
+
+    with pytest.raises(SpeechError, match="the end is missing"):
+        hear()
+    whole = list(resampled(iter(parts), RATE // 2))
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(whole))

@@ -1,6 +1,7 @@
 """Audio: every format gives the same samples, pieces add up to the whole, and errors name what is wrong."""
 
 import os
+import shutil
 import struct
 import sys
 import tracemalloc
@@ -134,6 +135,18 @@ def test_mapped_samples_are_resampled(tmp_path):
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     for rate in (RATE, 16_000):
         np.testing.assert_array_equal(read(Audio(mapped, RATE), rate), read(Audio(audio()[:, 0], RATE), rate))
+
+
+def test_a_name_that_says_too_little_or_is_no_text(write, monkeypatch):
+    path = write()
+    raw = path.with_name("x.raw")
+    shutil.copy(path, raw)
+    monkeypatch.setattr(decoder.shutil, "which", lambda name: None)
+    with pytest.raises(SpeechError, match=r"x\.raw .*by its name it holds raw samples"):
+        read(raw, RATE)
+    odd = path.with_name(os.fsdecode(b"\xff.wav"))
+    shutil.copy(path, odd)
+    np.testing.assert_array_equal(read(odd, RATE), read(path, RATE))
 
 
 def test_a_section_shorter_than_a_sample_is_empty(write):

@@ -109,6 +109,8 @@ def test_a_recording_that_is_not_what_it_was_is_named(tmp_path):
         SpeechError, match=r"utterance wrong: .*a\.wav ends after 1 seconds, before the 2 asked"
     ):
         found.array(1)
+    slow = [Utterance(id="near", audio=tmp_path / "a.wav", duration=1.4)]
+    assert len(computed(slow, CONFIG, speeds=(0.5,))[0].array(0)) == CONFIG.frames(22_400)
     soundfile.write(tmp_path / "a.wav", noise(2_000), 8_000)
     with pytest.raises(SpeechError, match="utterance whole has 23 frames, and its duration says 98: correct"):
         found.array(2)
