@@ -157,7 +157,9 @@ def _renamed_property(old: str, new: str) -> property:
     return property(read, doc=f"The old name of `{new}`.")
 
 
-def warn(old: str, new: str, *, stacklevel: int = 2) -> None:
-    """Warn that an old name is given and which one to use instead."""
+def warn(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that an old name is given and which one to use instead.
+
+    stacklevel: the frame to blame, counted from this function, 1; by default the caller's caller."""
     message = f"{old} is now {new}: the old name will be gone in lintra 0.3"
-    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel + 1)
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

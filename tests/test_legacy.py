@@ -113,6 +113,18 @@ def test_an_old_name_warns_with_the_new_one(use, message):
         use()
 
 
+def test_the_line_that_uses_an_old_name_is_blamed():
+    for use in (
+        lambda: decoder.Config(vocabulary=7, feed=2.0),
+        lambda: train.Config(steps=1, schedule="trapezoid"),
+        lambda: AttentionLayer(8, linear.Config(), heads=2).inward,
+    ):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            use()
+        assert [x.filename for x in found] == [__file__]
+
+
 def test_an_old_name_means_what_it_meant():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

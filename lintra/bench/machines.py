@@ -72,7 +72,7 @@ class Machine:
 
     def nodes(self, group: Group) -> int:
         """Return the nodes over which a group is spread, whose first rank is the first of a node."""
-        return math.ceil(((group.size - 1) * group.stride + 1) / self.node)
+        return min(group.size, math.ceil(((group.size - 1) * group.stride + 1) / self.node))
 
     def collective_seconds(self, kind: Collective, bytes: float, group: Group, messages: float = 1) -> float:
         """Return the seconds of collectives on `bytes`, all of them together, as `messages` calls.

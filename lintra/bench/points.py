@@ -64,7 +64,7 @@ def call(point: Point, inputs: Inputs) -> Call:
     who = point.who
     if who in (WRITTEN_OUT, FUSED):
         return calls.passes(calls.fused if who == FUSED else calls.written_out, inputs)
-    name, _, rounds = who.partition("-")
+    name, _, rounds = who.partition("-") if who.startswith("lsh-") else (who, "", "")
     options = {"rounds": int(rounds)} if rounds else {}
     return calls.mechanism(name, inputs, causal=calls.modes(name)[0], **options)
 

@@ -75,6 +75,8 @@ def plans(strategy: str, ranks: int, length: int, sequences: int) -> Iterator[Pl
     exchange = cast("Exchange | None", name or None)
     for context in (1,) if exchange is None else _powers(ranks)[1:] if shards else (ranks,):
         data = ranks // context
+        if exchange is not None and context < 2:
+            continue
         if sequences % data or length % context or length // context < LEAST:
             continue
         most = data if exchange == "relay" else ranks

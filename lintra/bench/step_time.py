@@ -155,7 +155,8 @@ class Step:
         for each, moved, held in zip(
             self._alone(), self._transfers(last), (state.forward, state.backward), strict=True
         ):
-            hop = machine.send_seconds(held, 1, messages)
+            slowest = min(self.plan.context - 1, machine.node)  # of the links between neighbours
+            hop = machine.send_seconds(held, slowest, messages)
             # What is gathered is on its way while a rank waits for the one before, and beside its layers.
             seconds += self._waves(each, hop) + self.work.layers * (machine.together(each, moved) - each)
         return seconds

@@ -76,7 +76,7 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     before and that after a token), and the activations of the prompt or, without one, of a token.
     """
     config = model.config
-    kept = _kept(model, prompt + steps)
+    kept = _kept(model, prompt + steps) if steps else 0  # without steps, scored in parallel
     # Numbers that a token takes at once, as seen in the memory of a process: embeddings of what surrounds it
     # and queries, keys, values with their features count for 16 widths, the feed-forward part twice.
     heads = max(config.width, config.heads * config.dim)

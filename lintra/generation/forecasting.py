@@ -36,6 +36,8 @@ def sample_paths(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_recurrent(model)
+    if not len(history):
+        return torch.empty(0, samples, horizon, dtype=torch.float64)
     seed = secrets.randbits(64) if seed is None else seed
     generators = [sequence_generator(seed, i) for i in range(len(history))]
     with evaluation(model):

@@ -120,7 +120,7 @@ def remove_abandoned(path: Path, *, of: str | None = None) -> None:
 def is_part_of(path: Path, whole: Path) -> bool:
     """Return whether a path is this file or folder, or lies in it, whatever links lead there."""
     path, whole = path.resolve(), whole.resolve()
-    return path == whole or (whole.is_dir() and whole in path.parents)
+    return path == whole or (whole in path.parents and os.path.isdir(whole))
 
 
 def refuse_folder(name: str, path: Path | None) -> None:
@@ -191,7 +191,7 @@ def _put(new: Path, path: Path) -> None:
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
     if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:
         return
-    before = new.with_name("before")  # elsewhere a moment without either remains
+    before = new.with_name(f"{new.name}.before")  # elsewhere a moment without either remains
     path.rename(before)
     try:
         new.rename(path)

@@ -51,6 +51,21 @@ def test_a_ring_and_a_relay_over_links_that_cost_nothing():
     assert waited == pytest.approx((4 + 8 - 1) / 4)
 
 
+def test_groups_that_skip_ranks_are_on_no_more_nodes_than_ranks():
+    for size, stride, nodes in ((2, 16, 2), (8, 64, 8), (8, 1, 1), (16, 1, 2), (4, 4, 2)):
+        assert h100().nodes(Group(size, stride)) == nodes
+    assert h100().collective_seconds("all_gather", 1, Group(8, 64)) == pytest.approx(
+        h100().call + 7 * h100().between.all_gather.latency, rel=1e-3
+    )
+
+
+def test_a_relay_over_several_nodes_waits_for_the_links_between_them():
+    slow = dataclasses.replace(IDEAL, between=Links.alike(Link(1e3, 1.0)))
+    for context, same in ((8, True), (16, False)):
+        plan = Plan(context=context, exchange="relay")
+        assert (step(plan, machine=slow).seconds == step(plan).seconds) is same
+
+
 def test_a_scan_takes_one_more_pass_for_states():
     found, n = step(Plan(context=8, exchange="scan")), SEQUENCES * TIME // 8
     more = LINEAR.state_operations(n, TIME)

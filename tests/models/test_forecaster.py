@@ -157,6 +157,10 @@ def test_paths_one_row_ahead_are_of_the_predicted_distribution():
         assert (share - level).abs().max() < 0.015  # four standard deviations of a share of 20,000
 
 
+def test_no_series_have_no_paths():
+    assert sample_paths(built(), torch.zeros(0, 9), horizon=2, samples=3).shape == (0, 3, 2)
+
+
 def test_bad_input_is_refused():
     model, values = built(), series()
     with pytest.raises(ValueError, match="values must be finite, got NaN or infinity"):
