@@ -41,7 +41,6 @@ class Config:
 
     def __post_init__(self):
         fields.positive(self, "seconds")
-        fields.finite(self, "temperature")
         fields.not_negative(self, "temperature")
         fields.at_least(self, longest=32)
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,11 +84,11 @@ class Options:
     def refuse_data(self, task: Task) -> None:
         """Raise UsageError if an output would overwrite a file that the task reads."""
         named = [getattr(task.config, name) for name in task.config.PATHS]
-        read = [Path(x).expanduser() for x in named if x is not None]
+        read = [Path(os.path.expanduser(x)) for x in named if x is not None]
         for file in self.written:
             place = file.expanduser()
             new = not place.exists()  # a new file may lie in a folder of data
-            if any(is_part_of(place, x) and not (new and x.is_dir()) for x in read):
+            if any(is_part_of(place, x) and not (new and os.path.isdir(x)) for x in read):
                 raise UsageError(f"{file} has data that {self.model} reads: write to another file")
 
 

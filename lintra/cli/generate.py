@@ -89,6 +89,9 @@ class Options:
             other = "runtime" if self.engine == "pytorch" else "pytorch"
             raise ValueError(f"weights {lacking} are for --engine {other}, got engine={self.engine!r}")
         refuse_folder("out", self.out)
+        written = {x.resolve() for x in (self.out, self.out.with_name(f"{self.out.stem}-completions.png"))}
+        if isinstance(self.complete, tuple) and written & {x.resolve() for x in self.complete}:
+            raise ValueError(f"out would replace an image to complete: name another file, got {self.out}")
         check_fraction(self.fraction)
 
 
@@ -256,10 +259,11 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
 
 def _at_hand(task: PixelTask) -> bool:
-    """Return whether there are test images; damaged ones, which nobody has asked for, count as none."""
+    """Return whether there are test images; those that cannot be read, which nobody has asked for, count as
+    none."""
     try:
         return task.at_hand()
-    except DataError:
+    except (DataError, OSError, RuntimeError):
         return False
 
 

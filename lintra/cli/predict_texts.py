@@ -30,7 +30,7 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
     """Print the classes of the texts that `lintra.cli.predict.Options` names -> the exit code: 1 where some
     could not be read."""
     failed = 0
-    texts = _from_files(task, options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
+    texts = _from_files(task, options) if options.files else _from_lines(_stdin(), "stdin")
     for group in _batches(texts, options.batch) if options.files else _arriving(texts, options.batch):
         found = [x.content for x in group if isinstance(x, Text)]
         said = iter(task.ranked(model, found))
@@ -41,6 +41,15 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
                 failed += 1
                 report_failure(*x)
     return 1 if failed else 0
+
+
+def _stdin() -> Iterable[bytes]:
+    """Return a reader of standard input that nobody else has: as Python ends it closes sys.stdin, and aborts
+    if a thread waits in its reader."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except (AttributeError, OSError):  # it is no file
+        return sys.stdin.buffer
 
 
 def _batches(texts: Iterator[Text | Unread], most: int) -> Iterator[list[Text | Unread]]:
@@ -104,7 +113,8 @@ def _in_file(task: TextClassification, file: Path, options: Any) -> Iterator[Tex
             except UnicodeEncodeError:
                 yield f"{file}, line {number:,}", ValueError(HALF_PAIR)
     else:
-        yield Text({"file": str(file)}, content)
+        text = content.rstrip(b"\r\n")  # as a line is read
+        yield Text({"file": str(file)}, text) if text else (str(file), ValueError("the text is empty"))
 
 
 def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:

@@ -5,6 +5,7 @@ one IDX file of grey images. It resizes the middle square of each; transparent p
 Every tenth image and the last one are held out for validation.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -68,7 +69,7 @@ class ImageFolder(PixelTask):
 
     def at_hand(self) -> bool:
         place = self.config.data if self.config.test is None else self.config.test
-        return place is not None and Path(place).expanduser().exists()
+        return place is not None and os.path.exists(os.path.expanduser(place))
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
@@ -115,7 +116,7 @@ class ImageFolder(PixelTask):
             raise DataError(f"which images? Name their folder with --{flag} FOLDER")
         path = Path(place).expanduser()
         if not path.exists():
-            raise DataError(f"{flag} {place} does not exist: name a folder of images with --{flag} FOLDER")
+            raise DataError(f"{flag} {place} does not exist: name a folder of images")
         form = self.config.size, self.config.color
         if not path.is_dir():
             from PIL import Image

@@ -57,7 +57,7 @@ class Config(TaskConfig):
                 f"batch_tokens must be a multiple of length={self.length}, got {self.batch_tokens}"
             )
         if self.tokenizer is None and self.data is not None:  # so that a run keeps what its shards say
-            folder = Path(os.path.expanduser(self.data))  # without an error for a user who is not here
+            folder = _place(self.data)
             object.__setattr__(self, "tokenizer", _shards_tokenizer(folder))
             if self.vocabulary is None:
                 object.__setattr__(self, "vocabulary", token_shards.vocabulary_of(folder))
@@ -263,7 +263,7 @@ class Text(TextTask, BitsTask):
 
     def check(self, model: decoder.Config) -> None:
         super().check(model)
-        packed = self.config.data is not None and token_shards.is_shards(Path(self.config.data).expanduser())
+        packed = self.config.data is not None and token_shards.is_shards(_place(self.config.data))
         if packed and not model.start:
             raise DataError(
                 "the first token of each document is predicted from the start symbol: build the decoder with "
@@ -300,6 +300,11 @@ class Text(TextTask, BitsTask):
         else:
             symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
         return torch.tensor([symbols], dtype=torch.int64)
+
+
+def _place(data: str) -> Path:
+    """Return where the data are, or were: a user of their path may not be known here."""
+    return Path(os.path.expanduser(data))
 
 
 def _shards_tokenizer(folder: Path) -> str | None:

@@ -54,6 +54,8 @@ class Config(TaskConfig):
         fields.at_least(self, length=1)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"classes must all be different, got {self.classes}")
+        if len(self.classes) == 1:
+            raise ValueError(f"classes must be at least two, got {self.classes}")
 
     def with_data(self, data: str) -> "Config":
         """This configuration with the file at `data` to test on; unchanged where it learned from that file
@@ -196,7 +198,7 @@ class TextClassification(ClassificationTask, TextTask):
                 f"{path}, line 1: {first!r} is the label of no other line: remove a heading, or name all "
                 "labels with --classes"
             )
-        _refuse_unknown(path, lines, known, train)
+        _refuse_unknown(path, lines, known, None if self.config.classes else train)
         if self.config.test is not None and not self.config.classes:
             _refuse_unknown(self.config.test, self._tested, known)
         return Lines(known, train, validate)

@@ -327,6 +327,15 @@ def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
     assert "".join(map(generate_text.shown, "is\r\nd")) == "is\nd"  # as bytes come in a stream
 
 
+def test_an_image_to_complete_is_not_written_over(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, out in (("x.png", "x.png"), ("x-completions.png", "x.png"), ("samples.png", None)):
+        (tmp_path / given).write_bytes(b"mine")
+        code, _, err = lintra_says("generate", "--complete", given, *(() if out is None else ("--out", out)))
+        assert (code, "out would replace an image to complete" in err) == (2, True)
+        assert (tmp_path / given).read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     ("weights", "engine", "other"), [("float16", "pytorch", "runtime"), ("bfloat16", "runtime", "pytorch")]
 )

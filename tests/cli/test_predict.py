@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import queue
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +31,14 @@ def said(out):
 
 def test_files_and_lines(lintra_says, run):
     (run.parent / "one.txt").write_text("aaaaaaaaaaaaaaaaaaaa")
+    (run.parent / "ended.txt").write_text("aaaaaaaaaaaaaaaaaaaa\r\n")  # which is no part of the text
     (run.parent / "two.txt").write_text("bbb\naa\r\nbbbbbb\n")
     code, out, err = lintra_says("predict", "--model", "run", "one.txt", "two.txt")
     assert (code, err) == (0, "")
     assert [row["file"] for row in said(out)] == ["one.txt", "two.txt"]
     assert said(out)[0]["label"] == "aaa"
+    ended = said(lintra_says("predict", "--model", "run", "ended.txt")[1])
+    assert ended[0]["scores"] == said(out)[0]["scores"]
     code, out, err = lintra_says("predict", "--model", "run", "two.txt", "--lines", "--batch", "2")
     assert (code, err) == (0, "")
     assert [(row["line"], row["label"]) for row in said(out)] == [(1, "bbb"), (2, "aaa"), (3, "bbb")]
@@ -190,3 +195,23 @@ def test_an_error_of_a_pipe_is_not_lost():
 
     with pytest.raises(OSError, match="gone"):
         list(predict_texts._arriving(lines(), 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["a signal", "a closed reader"])
+def test_it_ends_while_a_pipe_is_open(run, by):
+    """As Python ends it must not wait for the thread that reads."""
+    command = [sys.executable, "-m", "lintra.cli", "predict", "--model", str(run)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        process.stdin.write(b"aaa\n")
+        process.stdin.flush()
+        assert b'"label"' in process.stdout.readline()
+        if by == "a signal":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdout.close()
+            process.stdin.write(b"bbb\n")
+            process.stdin.flush()
+        assert process.wait(timeout=60) == (130 if by == "a signal" else 0)
+        assert b"Fatal" not in process.stderr.read()

@@ -3,12 +3,15 @@
 import gzip
 import lzma
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from lintra.attention import linear
-from lintra.tasks import DataError, text
+from lintra.io.files import is_part_of
+from lintra.tasks import DataError, image_folder, text
+from lintra.tasks.base import elsewhere
 from lintra.tasks.datasets import text_files
 
 WORDS = bytes(32 + i % 90 for i in range(1_000))
@@ -123,7 +126,12 @@ def test_missing_and_damaged(tmp_path):
 @pytest.mark.parametrize("data", ["x" * 300, "~nobody-of-this-name/book.txt"])
 def test_a_configuration_does_not_need_its_data(data):
     """A trained model is used where its data may not be looked at."""
-    assert text.Config(data=data).tokenizer is None
+    task = text.Config(data=data).build()
+    assert task.config.tokenizer is None
+    task.check(task.model(linear.Config()))
+    assert elsewhere(data, None, "mine.txt") == "mine.txt"
+    assert not is_part_of(Path("out.json"), Path(data))
+    assert not image_folder.Config(data=data).build().at_hand()
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def named(flag: str, path: str | None, what: str) -> Path:
         raise DataError(f"which text? Name {what} with --{flag} PATH")
     place = Path(path).expanduser()
     if not place.exists():
-        raise DataError(f"{flag} {path} does not exist: name {what} with --{flag} PATH")
+        raise DataError(f"{flag} {path} does not exist: name {what}")
     return place
 
 

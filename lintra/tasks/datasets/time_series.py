@@ -47,7 +47,7 @@ def read(path: Path, columns: Columns) -> list[Series]:
     there = tables.names(content, path)
     beside = [name for name in (columns.time, columns.id) if name is not None]
     names = _split(columns.values, there)
-    names = names or [name for name in there if name.strip() and name not in beside]
+    names = names or [name for name in there if name.strip() and not {name, name.strip()} & {*beside}]
     if not names:
         what = f" beside {' and '.join(map(repr, beside))}" if beside else ""
         raise DataError(f"{path} has no column of values{what}: its first row names the columns")

@@ -32,7 +32,8 @@ class TimeSteps:
         """Return the time so many rows after the last one, as JSON has it: a number, or ISO 8601. Raises
         TimeError for one after the year 9999."""
         if not isinstance(self.last, datetime):
-            return _whole(float(f"{self.last + rows * self.step:.15g}"))  # without the noise of 0.1 + 0.2
+            time = float(self.last + rows * self.step)  # perhaps with noise, as that of 0.1 + 0.2
+            return _whole(time if time.is_integer() else float(f"{time:.15g}"))
         try:
             time = self._date_after(self.last, rows)
         except (OverflowError, ValueError) as error:

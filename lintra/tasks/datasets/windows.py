@@ -31,8 +31,8 @@ def check_rows(series: Sequence[Series], context: int, horizon: int, where: str)
         if len(each.values) < needed:
             raise DataError(
                 f"{where}: the series {each.name!r} has {len(each.values):,} rows, and a context of "
-                f"{context:,} and a horizon of {horizon:,} need {needed:,}: take more rows, or a smaller "
-                "--context or --horizon"
+                f"{context:,} and a horizon of {horizon:,} need {needed:,}: take more rows, or train with "
+                "a smaller context or horizon"
             )
 
 

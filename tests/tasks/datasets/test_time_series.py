@@ -207,6 +207,16 @@ def test_a_name_with_spaces_around_it_is_found(tmp_path):
     assert found.values.tolist() == [5, 6]
 
 
+def test_a_column_of_times_is_no_series_whatever_spaces_are_around_it(tmp_path):
+    (tmp_path / "x.csv").write_text("sales, t\n5, 1\n6, 2\n7, 3\n")
+    assert [x.name for x in read(tmp_path / "x.csv", Columns(time="t"))] == ["sales"]
+
+
+def test_times_of_many_digits_are_whole():
+    times = [f"17000000000001{x}" for x in (25, 50, 75)]
+    assert time_steps(times, [2, 3, 4]).after(2) == 1700000000000225
+
+
 def test_an_empty_line_between_lines_of_json_is_none(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"v": 1}\n\n{"v": 3}\n')
     assert read(tmp_path / "x.jsonl", Columns())[0].values.tolist() == [1, 3]
