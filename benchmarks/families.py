@@ -213,6 +213,18 @@ FAMILIES = {
         "Lfm2Config",
         {**_MODEL, **_ATTENTION, "layer_types": ["conv", "full_attention"]},
     ),
+    "lfm2_moe": Family(
+        "short convolution",
+        "Lfm2MoeConfig",
+        {
+            **_MODEL,
+            **_ATTENTION,
+            "layer_types": ["conv", "full_attention"],
+            **_EXPERTS,
+            "num_experts": 4,
+            "num_dense_layers": 1,
+        },
+    ),
 }
 
 

@@ -159,6 +159,7 @@ PACKED = (
     "zamba2",
     "nemotron_h",
     "lfm2",
+    "lfm2_moe",
 )
 
 
