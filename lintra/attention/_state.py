@@ -41,22 +41,30 @@ def append(cache: State, new: State) -> State:
     return map_state(joined, cache, new)
 
 
-def check_form(like: State, state: State, n: int, apart: tuple[str, ...], name: str = "state") -> None:
+def check_form(
+    like: State,
+    state: State,
+    n: int,
+    apart: tuple[str, ...],
+    name: str = "state",
+    *,
+    grows: bool = True,
+) -> None:
     """Raise ValueError or TypeError unless a state of n sequences has the form of `like`, a fresh one.
 
-    `like` is of one sequence. Axes that are empty in it may have grown, those of neighbouring parts equally
-    unless the second is one of `apart`. Errors call the state `name`."""
+    `like` is of one sequence. Where the state grows, axes that are empty in it may have grown, those of
+    neighbouring parts equally unless the second is one of `apart`. Errors call the state `name`."""
     if type(state) is not type(like):
         raise TypeError(f"{name} must be a {type(like).__name__}, got {type(state).__name__}")
     grown: int | None = None
     for field, fresh, x in _parts(like, state):
         if not isinstance(fresh, Tensor):
-            check_form(fresh, x, n, apart, f"{name}.{field}")
+            check_form(fresh, x, n, apart, f"{name}.{field}", grows=grows)
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}.{field} must be a tensor, got {type(x).__name__}")
         wanted = [n, *fresh.shape[1:]]
-        if 0 not in wanted[1:2]:
+        if not grows or 0 not in wanted[1:2]:
             grown = None
         elif x.dim() > 1:
             grown = x.shape[1] if grown is None or field in apart else grown
@@ -74,7 +82,7 @@ def check_dtypes(like: State, state: State, q: Tensor, *, narrow: bool, name: st
             check_dtypes(fresh, x, q, narrow=narrow, name=f"{name}.{field}")
             continue
         right = x.dtype == fresh.dtype or (narrow and field == "kv" and x.dtype == torch.bfloat16)
-        if x.numel() and (not right or x.device != q.device):
+        if x.device != q.device or (x.numel() and not right):
             raise TypeError(
                 f"{name}.{field} must be {fresh.dtype} on {q.device} for q of {q.dtype}, as start gives it, "
                 f"got {x.dtype} on {x.device}"

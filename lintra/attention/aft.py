@@ -162,6 +162,8 @@ class AttentionFree(Attention):
                 f"attention {self.name!r} has weights for max_length={config.max_length} tokens, got "
                 f"t={q.shape[1]}"
             )
+        if not q.shape[1]:
+            return connected_zeros(q.shape, *self.parameters(), q, k, v)
         if left is not None:
             q, k, v = (left.gather(x) for x in (q, k, v))
         k, v = widened(k, v)

@@ -157,7 +157,7 @@ class Attention(nn.Module):
 
     def _register_sampled(self, **sampled: Tensor | None) -> None:
         """Register buffers on PyTorch's default device and, unless they are integers, in its default dtype.
-        They are sampled on the CPU, so that a seed gives the same ones on every device."""
+        They are made on the CPU, where a seed gives the same ones for every device."""
         default = torch.empty(0)
         for name, x in sampled.items():
             like = default if x is not None and x.is_floating_point() else default.device
@@ -475,7 +475,7 @@ class Attention(nn.Module):
         if torch.compiler.is_compiling():
             return
         like = self._form(q.dtype)
-        check_form(like, state, n, self.grows_apart)
+        check_form(like, state, n, self.grows_apart, grows=self.can.state != "constant")
         check_dtypes(like, state, q, narrow=narrow and self.supports_bf16_state)
 
     def _form(self, dtype: torch.dtype) -> State:
@@ -489,7 +489,7 @@ class Attention(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out cached values, which are computed again when needed."""
-        return self.__dict__ | {"_forms": {}}
+        return super().__getstate__() | {"_forms": {}}
 
     def check_memory(self, memory: State, q: Tensor) -> None:
         """Raise TypeError unless a memory is of this mechanism, and goes with q."""

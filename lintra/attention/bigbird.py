@@ -127,7 +127,7 @@ class BigBirdAttention(ScoredAttention):
         elif q.shape[1] and (layout.mask is not None or state.k.shape[1]):
             y = self._after(q, after, state, here)
         elif q.shape[1] <= self.full * self.config.block:
-            y = self._everything(q, k, v, None)
+            y = self.attend(q, k, v, None, causal=True)
         else:
             y = self._past(q, k, v, state.seen.new_zeros(1))
         return y, after
@@ -175,7 +175,7 @@ class BigBirdAttention(ScoredAttention):
         """Bidirectional, real tokens first: every row by its list, then the global ones."""
         c, (b, t) = self.config.block, q.shape[:2]
         if t <= self.full * c:
-            return self._everything(q, k, v, real)
+            return self.attend_all(q, k, v, real)
         n = -(-t // c)
         row = torch.arange(n, device=q.device)[None]
         number = row.new_full((1, 1), n) if real is None else -(-real.sum(1, keepdim=True) // c)
@@ -188,7 +188,7 @@ class BigBirdAttention(ScoredAttention):
             return y[:, :t]
         left = row[:, : self.config.left_blocks].expand(number.shape[0], -1)
         ends = torch.cat((left, number - 1 - row[:, : self.right]), 1).clamp(min=0).expand(b, -1)
-        both = torch.cat((y, self._everything(take_blocks(q, ends, c), k, v, real)), 1)
+        both = torch.cat((y, self.attend_all(take_blocks(q, ends, c), k, v, real)), 1)
         where = row.expand(b, -1)
         for i in range(ends.shape[1]):
             where = where.masked_fill(row == ends[:, i : i + 1], n + i)
@@ -236,12 +236,6 @@ class BigBirdAttention(ScoredAttention):
     def _listed(self, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, listed: Tensor, **where) -> Tensor:
         block = self.config.block
         return block_attention(q, k, v, blocks, listed, block=block, **where, **self.weighing())
-
-    def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """Attend to all unpadded keys, or to all so far where causal."""
-        if self.causal:
-            return self.attend(q, k, v, None if real is None else real[:, None], causal=True)
-        return self.attend_all(q, k, v, real)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         shape = (self.kv_heads, self.config.random_blocks)

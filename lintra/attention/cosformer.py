@@ -8,7 +8,7 @@ The cosine of a difference is a sum of two products, which makes this linear att
 features, relu(x) sin(pi i / 2 L) and relu(x) cos(pi i / 2 L). L is `max_length`, a constant: with the length
 of the sequence at hand in its place, each further token would change the weights of all others.
 
-Cost of t tokens: 4 t d e multiplications and additions a head, 2 d e a token to generate; the state holds
+Cost of t tokens: 4 t d e multiplications and additions a head, 4 d e a token to generate; the state holds
 2 d (e + 1) numbers and a position whatever the length.
 """
 

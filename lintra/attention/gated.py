@@ -9,7 +9,7 @@ decides (section 4):
 W1, of the layer, takes its input to `rank` numbers; W2 and b, of the mechanism, take them to a rate for every
 feature of every value head. There is no denominator: each head is divided by its root mean square.
 
-Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
+Cost of t tokens: 2 t d e multiplications and additions a head to train, 2 d e a token to generate; the state
 holds d e numbers whatever the length.
 """
 
@@ -38,15 +38,13 @@ class Config:
     rank: int = 16  # width of the projection from which a token's decays are computed
     temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
     value_heads: int | None = None  # heads of v, each with its own state; None: as many as key heads
-    chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
+    chunk: int = 64  # tokens per block of the parallel form; does not change the result
     impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, rank=1, value_heads=1)
+        fields.at_least(self, rank=1, value_heads=1, chunk=1)
         fields.positive(self, "temperature")
-        if self.chunk < 1 or self.chunk & (self.chunk - 1):
-            raise ValueError(f"chunk must be a power of two, got {self.chunk}")
 
     def build(self, **shape) -> "GatedLinearAttention":
         return GatedLinearAttention(self, **shape)
@@ -126,5 +124,5 @@ class GatedLinearAttention(Attention):
         """Return the inputs in the dtype of sums, rotated and scaled, and the log of the decays [b t o d]."""
         q, k, v, low, gate = widened(q, k, v, decay, gate)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
-        rates = torch.einsum("btr,odr->btod", low, self.weight.to(low.dtype)) + self.bias
+        rates = torch.einsum("btr,odr->btod", low, self.weight.to(low.dtype)) + self.bias.to(low.dtype)
         return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, gate

@@ -6,7 +6,7 @@ values can be summed once (equations 4 to 6) and, when causal, carried along as 
 
     kv_i = kv_{i-1} + phi(k_i) v_i^T      z_i = z_{i-1} + phi(k_i)      y_i = phi(q_i)^T kv_i / phi(q_i) . z_i
 
-Cost of t tokens: 2 t f e multiplications and additions a head to train, f e a token to generate; the state
+Cost of t tokens: 2 t f e multiplications and additions a head to train, 2 f e a token to generate; the state
 holds f (e + 1) numbers whatever the length.
 
 Rotary positions turn the features, in the numerator alone (Su et al. 2021, arXiv:2104.09864, equation 19):

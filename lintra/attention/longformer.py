@@ -243,7 +243,8 @@ class LongformerAttention(ScoredAttention):
         wide = local
         if projected:
             sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
-            wide = prepare(*(projected[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
+            own = {name: projected[name].to(q.dtype) for name in sizes}  # as the state keeps them
+            wide = prepare(*(own[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
         real = layout.real(q) if left is None else left.mask
         if global_mask is None:
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)

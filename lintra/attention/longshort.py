@@ -18,7 +18,8 @@ Rotary positions turn the queries and keys of the window. Summaries are made of 
 that are not rotated.
 
 Cost of t tokens: t (2 w + r) (d + e) multiplications and additions a head; causal t (w + r t / (2 l)) (d + e)
-with r summaries of a segment of l tokens: quadratic, by that small factor. The state holds the last w - 1 to
+with r summaries of a segment of l tokens: quadratic, by that small factor. Making the summaries takes
+t r (2 d + e) more. The state holds the last w - 1 to
 w + l - 2 tokens, r (d + e) numbers for every finished segment, and the running means of the open one.
 """
 
@@ -179,7 +180,7 @@ class LongShortAttention(ScoredAttention):
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LongShortState]:
         if not q.shape[1]:
-            y = connected_zeros((*q.shape[:3], self.value_dim), q, k, v)
+            y = connected_zeros((*q.shape[:3], self.value_dim), *self.parameters(), q, k, v)
             return y, map_state(torch.clone, state)
         left, q, k, v, rope = _left(layout, q, k, v, rope)
         count = torch.full_like(state.seen, q.shape[1]) if left is None else left.mask.sum(1)

@@ -10,7 +10,7 @@ which is computed round by round (appendix A): each key counts 1 / (the number o
 rounds are joined by their log-sum-exps. j = i is left out unless nothing else is seen, or with `see_self`.
 
 Cost of t tokens: 2 t m (d + e) multiplications and additions a head and round, t d c for the hash (c up to
-64 columns), and a sort. The state keeps u, v and the buckets of every token.
+64 columns by default), and a sort. The state keeps u, v and the buckets of every token.
 
 A causal query reads no later token. But tokens are sorted all together, so later ones may push an earlier key
 out of a query's sight: the outputs of a sequence are not those of its prefixes, and generating token by token

@@ -91,6 +91,8 @@ class NystromAttention(ScoredAttention):
         y = self._attend(q, self._memory(k, v, layout), layout.mask, layout.mask)
         if self.conv is not None and v.numel():
             y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), layout)
+        elif self.conv is not None:  # no tokens: the weights have a gradient all the same
+            y = y + self.conv[:0].sum().to(y.dtype)
         return y.to(v.dtype)
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> NystromMemory:

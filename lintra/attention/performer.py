@@ -11,8 +11,9 @@ the keys is, when causal, their running maximum, which is a decay of the sum (e 
     c_t  = max(c_{t-1}, max_r e_{t,r})
     kv_t = exp(c_{t-1} - c_t) kv_{t-1} + exp(e_t - c_t) v_t^T        z_t likewise, with 1 for v_t
 
-Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
-additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
+Cost of t tokens with f features: 2 t f d for the features (t f d of `hyperbolic`) and 2 t f e for the sum, in
+multiplications and additions a head; 2 f e a token to generate. The state holds f (e + 1) + 1 numbers
+whatever the length.
 """
 
 import math

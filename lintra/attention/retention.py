@@ -14,7 +14,7 @@ as many states as there are query heads. decay_per="kv_head" has one rate and on
 head instead. With more value heads than key heads (`value_heads`), "head" above means a head of y, and
 "key-value head" a value head.
 
-Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
+Cost of t tokens: 2 t d e multiplications and additions a head to train, 2 d e a token to generate; the state
 holds d (e + 1) numbers a head whatever the length.
 """
 
@@ -85,7 +85,7 @@ class Retention(Attention):
             raise ValueError("centre_heads needs a value_dim of at least 2, got 1: less its mean it is 0")
         self.rates = self.out_heads if config.decay_per == "head" else self.value_heads
         self.log_decay: Tensor
-        self.register_buffer("log_decay", _log_decay(config, self.rates).to(torch.get_default_dtype()))
+        self._register_sampled(log_decay=_log_decay(config, self.rates))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Retention":
         """Apply `fn`, with the rates computed again in a new dtype, not rounded from the old ones."""
@@ -168,5 +168,5 @@ def _log_decay(config: Config, heads: int) -> Tensor:
     """log(1 - share) of each head, float64. Through log1p: in float32, 1 - 2^-25 is already 1."""
     fastest = math.log(config.fastest)
     last = fastest - (heads - 1) * math.log(2) if config.slowest is None else math.log(config.slowest)
-    shares = torch.linspace(fastest, last, heads, dtype=torch.float64).exp()
+    shares = torch.linspace(fastest, last, heads, dtype=torch.float64, device="cpu").exp()
     return torch.log1p(-shares)

@@ -18,8 +18,9 @@ by chance. With the bound, |y| is at most max |v| / den_eps, since no weight exc
 rows estimate has a standard error of up to (2 m)^(-1/2) |phi|^2. That part of n is the default bound: a
 denominator below it is noise.
 
-Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
-additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
+Cost of t tokens with f features: 2 t f d for the features (t f d where a row makes two of them) and 2 t f e
+for the sum, in multiplications and additions a head; 2 f e a token to generate. The state holds f (e + 1) + 1
+numbers whatever the length.
 """
 
 from dataclasses import dataclass, replace

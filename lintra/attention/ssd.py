@@ -11,7 +11,7 @@ convolution over time, each channel by itself, and SiLU. The norm is that of the
 The paper's layer has one q and one k for all heads, each with v, dt and A of its own: heads = kv_heads = 1
 and `value_heads`. Without these kv_heads = 1 is one k, v, dt and A for all.
 
-Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
+Cost of t tokens: 2 t d e multiplications and additions a head to train, 2 d e a token to generate; the state
 holds d e numbers and the last inputs of the convolution.
 """
 

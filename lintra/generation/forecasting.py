@@ -60,5 +60,5 @@ def quantiles(model: Forecaster, prediction: Prediction, levels: Sequence[float]
     """Return the quantiles at these levels of each predicted distribution, float64."""
     params, location, scale = (x[..., None] for x in prediction)
     several = params.mT.expand(*params.shape[:2], len(levels), -1)
-    at = torch.tensor(levels, dtype=params.dtype, device=params.device).expand(several.shape[:-1])
+    at = torch.tensor(levels, dtype=location.dtype, device=params.device).expand(several.shape[:-1])
     return Prediction(several, location, scale).restored(model.output.quantile(several, at))

@@ -25,6 +25,7 @@ from lintra.nn.embedding import TiedHead
 from lintra.nn.mlp import MLP
 from lintra.nn.parameters import has_hooks
 from lintra.ops import LinearState
+from lintra.ops.autocast import no_autocast
 from lintra.ops.layout import Layout
 
 MIN_STEPS = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
@@ -47,6 +48,8 @@ def why_not(model: Decoder) -> str | None:
     for parameter in model.parameters():
         if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
             return f"a fused step takes float32 on the CPU, got {parameter.dtype} on {parameter.device.type}"
+    if type(model.head) not in (nn.Linear, TiedHead):
+        return f"a fused step does not know {type(model.head).__name__} as head"
     for part in (*model.blocks, model.norm, model.head):
         for module in part.modules():
             if reason := _foreign(module):
@@ -78,8 +81,13 @@ def unknown_norm(model: Any) -> str | None:
 def _foreign(module: nn.Module) -> str | None:
     """Return what a fused step does not know about a part of a model."""
     name = type(module).__name__
-    if isinstance(module, Block) and module.mlp is None:
-        return "a fused step needs blocks with an mlp"
+    if isinstance(module, Block) and type(module.mlp) is not MLP:
+        return f"a fused step needs blocks with an MLP, got {type(module.mlp).__name__}"
+    for part in {MLP: ("up", "down"), AttentionLayer: ("qkv_proj", "out_proj")}.get(type(module), ()):
+        if type(linear := getattr(module, part)) is not nn.Linear:
+            return f"a fused step does not know {type(linear).__name__} as {part}"
+    if isinstance(module, MLP) and type(module.dropout) not in (nn.Dropout, nn.Identity):
+        return f"a fused step does not know {type(module.dropout).__name__} in the place of a dropout"
     if isinstance(module, MLP) and module.activation not in native.ACTIVATIONS:
         return f"a fused step does not know the activation {module.activation!r}"
     if isinstance(module, AttentionLayer):
@@ -138,7 +146,7 @@ class NativeDecoder:
         if state is not self.state:
             _check_state(self.state, state)
             map_state(Tensor.copy_, self.state, state)
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(tokens):  # the kernels read float32
             layout = Layout(batch, 1, tokens.device, seen=self.state.seen)
             x, recent = self.model.embed(tokens, self.state.recent, layout)
             params = self.native(x[:, 0].contiguous())

@@ -39,7 +39,8 @@ class Sampler:
     def probabilities(self, log_probs: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """Return the probabilities that are sampled from."""
         if self.temperature <= _ZERO:
-            return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
+            one = 0 * log_probs.amax(1, keepdim=True) + 1  # NaN where there are no numbers
+            return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), one)
         # Relative to the largest: a tiny temperature must not make all of them -inf.
         temperature = min(self.temperature, torch.finfo(log_probs.dtype).max)
         log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / temperature

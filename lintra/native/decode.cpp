@@ -215,7 +215,7 @@ int decode(const lintra_decoder& call, lintra_launch launch) {
   const i64 qkv_width = (call.h + 2 * call.g) * call.d, heads_width = call.h * call.d;
   const i64 maps = call.activation == LINTRA_MLP_SWIGLU ? 3 : 2;  // of the MLP
   const double layer = double(call.c) * double(qkv_width + heads_width + maps * call.hidden);
-  const double work = double(call.b) * double(call.layers) * layer;
+  const double work = double(call.b) * (double(call.layers) * layer + double(call.c) * double(call.head.outputs));
   const i64 threads = work < kMinParallelWork ? 1 : call.threads, parts = (kPhases * call.layers + 2) * threads;
   const i64 widths[] = {call.c, call.c, qkv_width, heads_width, call.hidden};
   i64 size = 0;

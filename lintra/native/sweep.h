@@ -92,7 +92,7 @@ struct Shape {  // padded sizes of the buffers of a sweep
 template <class T>
 struct Scratch {
   T *a, *at, *b, *c, *scores, *y, *spare, *features, *weights;
-  T *early, *late, *steps;  // per token of the chunk: see Weights
+  T *early, *late, *steps;  // per token of the chunk: see chunk_weights
   T* states;
 
   // Of `states` states; returns the size in elements.

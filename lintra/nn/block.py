@@ -120,7 +120,7 @@ class Block(nn.Module):
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """Add the output of attention or feed-forward to its input."""
-        x = x + (self.dropout(y) if self.training else y)
+        x = x + (self.dropout(y) if self.dropout.training else y)
         return x if self.pre else norm(x)
 
 

@@ -45,7 +45,7 @@ class Distribution:
                 f"of shape {list(target.shape)}"
             )
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
-            raise ValueError(f"targets must be integers, got {target.dtype}")
+            raise ValueError(f"targets must be int64, int32 or uint8, got {target.dtype}")
         checks.symbols("targets", target, self.vocabulary - 1)
 
 

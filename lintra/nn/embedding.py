@@ -81,7 +81,7 @@ class ValueEmbedding(nn.Module):
         own = reference_param(self).dtype
         value = tokens.to(sum_dtype(own)) * (2 / max(1, self.vocabulary - 1)) - 1
         if type(self.linear) is not nn.Linear or (value.dtype == own and not in_autocast(tokens)):
-            x = self.linear(value[..., None])  # what is put in its place, too
+            x = self.linear(value[..., None].to(own))  # what is put in its place, too
         else:  # 16 bits do not tell 1,024 levels apart
             with no_autocast(tokens):
                 x = functional.linear(value[..., None], *widened(self.linear.weight, self.linear.bias))

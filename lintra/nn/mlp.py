@@ -53,4 +53,4 @@ class MLP(nn.Module):
             gate, x = x.chunk(2, -1)
             return self.down(self.dropout(functional.silu(gate) * x))
         x = _PLAIN[self.activation](x)
-        return self.down(self.dropout(x) if self.training else x)
+        return self.down(self.dropout(x) if self.dropout.training else x)

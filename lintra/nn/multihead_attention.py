@@ -160,7 +160,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"is_causal={causal} is not supported: {self._refused[causal]}")
         query, key, value = layout.zero(query), layout.zero(key), layout.zero(value)
         extra = {name: project(key) for name, project in self.extra_proj.items()}
-        y = self._forms[causal](*self._project(query, key, value), layout=layout, **extra)
+        form = self._forms[causal]
+        if form.training != self.attention.training:  # one of the two is no submodule, whose mode others set
+            form.train(self.attention.training)
+        y = form(*self._project(query, key, value), layout=layout, **extra)
         return layout.zero(self.out_proj(y.flatten(2)))
 
     def _attend_nested(

@@ -76,7 +76,7 @@ class Gaussian(RealDistribution):
 
     def quantile(self, params: Tensor, level: Tensor) -> Tensor:
         mean, sigma = self._moments(params)
-        return mean + sigma * torch.special.ndtri(level.to(mean.dtype))
+        return mean + sigma * torch.special.ndtri(level.double()).to(mean.dtype)
 
     def _moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
         mean, spread = widened(params)[0].unbind(-1)

@@ -19,7 +19,8 @@ def follow_autocast(*tensors: Tensor) -> list[Tensor]:
     if not (isinstance(tensors[0], Tensor) and in_autocast(tensors[0])):
         return list(tensors)
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
+    narrowed = (torch.float16, torch.bfloat16, torch.float32)
+    return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in narrowed else x for x in tensors]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

@@ -197,8 +197,8 @@ def state_dtype(name: str, x: Tensor, q: Tensor, *, narrow: bool = True) -> None
     total = sum_dtype(q.dtype)
     if x.device != q.device or (x.dtype != total and not (narrow and x.dtype == torch.bfloat16)):
         raise TypeError(
-            f"{name} must be {total} on {q.device} for q of {q.dtype}{', or bfloat16' if narrow else ''}, "
-            f"got {x.dtype} on {x.device}"
+            f"{name} must be {total} on {q.device} for inputs of {q.dtype}"
+            f"{', or bfloat16' if narrow else ''}, got {x.dtype} on {x.device}"
         )
 
 

@@ -187,7 +187,8 @@ def _differentiate(ctx, dy, dstate):
         options = {"activation": "silu" if ctx.silu else None, "mask": mask, "cu_seqlens": cu_seqlens}
 
         def again(x, weight, bias, state):
-            return causal_conv1d(x, weight, bias, state=state, impl="torch", **options)
+            with no_autocast(x):
+                return causal_conv1d(x, weight, bias, state=state, impl="torch", **options)
 
         return *operator.differentiable(again, inputs, given), None, None, None
     dx, dweight, dbias, dstate = _backward(dy, dstate, x, weight, bias, state, *others, ctx.silu)

@@ -313,8 +313,8 @@ def _pad_bucketed(cu_seqlens: Tensor, time: int) -> Padded:
     lengths = cu_seqlens.diff()
     if not (len(lengths) and checks.has_values(lengths)):
         return _pad_all(cu_seqlens, time)
-    octave = torch.frexp(lengths.clamp(min=SHORT - 1).double()).exponent
-    buckets = [(octave == i).nonzero()[:, 0] for i in octave.unique()]
+    octave = torch.frexp(lengths.cpu().clamp(min=SHORT - 1).double()).exponent  # not all devices have float64
+    buckets = [(octave == i).nonzero()[:, 0].to(lengths.device) for i in octave.unique()]
     return _pad(cu_seqlens, time, [(bucket, int(lengths[bucket].max())) for bucket in buckets])
 
 

@@ -77,6 +77,17 @@ class Ranks:
         del sent[: self._releasable]
         self._releasable = len(sent)
 
+    def under_way(self) -> int:
+        """Return how many sent tensors are held."""
+        return len(_under_way.get(self._number, []))
+
+    def finish_sent(self, since: int) -> None:
+        """Wait for the sends after the first `since` of those that are held, and release their tensors."""
+        sent = _under_way.get(self._number, [])
+        for work, _ in sent[since:]:
+            work.wait()
+        del sent[since:]
+
     def receive(self, like: Tensor, source: int) -> Tensor:
         """Return the next tensor from a rank of the group, of the shape and dtype of `like`."""
         x = torch.empty(like.shape, dtype=like.dtype, device=like.device)

@@ -100,8 +100,10 @@ def _passing(shard: SequenceShard, block: list[Tensor]) -> Iterator[tuple[int, l
         return
     ranks = shard.ranks
     rank = source = ranks.rank
+    since = ranks.under_way()
     while True:
         if rank + 1 < ranks.size and source in shard.chain_of(rank + 1):
+            ranks.finish_sent(since)  # the block before this one: all of them would be the whole sequence
             for x in block:
                 ranks.send(x, rank + 1)
         source -= 1

@@ -89,3 +89,38 @@ def test_a_memory_of_other_heads_or_widths_is_refused(name):
         other, k = built(**sizes)
         with pytest.raises(ValueError, match=r"^(memory|state)\..* must be"):
             mechanism.cross_attend(q, other.encode_memory(k, k))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "causal"),
+    [
+        ("aft", {"window": 2, "max_length": 8}, True),
+        ("aft", {"window": 2, "max_length": 8}, False),
+        ("longshort", {"window": 16}, True),
+        ("nystromformer", {"conv": 3}, False),
+    ],
+)
+def test_every_parameter_has_a_gradient_without_tokens(name, options, causal):
+    """Training in several processes waits for all of them."""
+    mechanism = attention.load(name).Config(**options).build(heads=2, dim=4, causal=causal)
+    x = torch.zeros(1, 0, 2, 4, requires_grad=True)
+    mechanism(x, x, x).sum().backward()
+    assert [name for name, x in mechanism.named_parameters() if x.grad is None] == []
+
+
+def test_an_empty_state_of_another_device_is_refused():
+    mechanism = attention.load("softmax").Config().build(heads=1, dim=4, causal=True)
+    q = torch.zeros(1, 2, 1, 4)
+    with pytest.raises(TypeError, match=r"as start gives it, got torch\.float32 on meta"):
+        mechanism.extend(q, q, q, mechanism.start(1, device="meta"))
+
+
+def test_global_tokens_under_autocast_give_a_state_for_the_next_token():
+    longformer = attention.load("longformer")
+    mechanism = longformer.Config(window=2, global_tokens=2).build(heads=2, dim=8, causal=True)
+    x, state = torch.randn(1, 1, 2, 8), mechanism.start(1)
+    wide = dict.fromkeys(("global_q", "global_k", "global_v"), torch.randn(1, 1, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            y, state = mechanism.extend(x, x, x, state, **wide)
+    assert y.dtype == torch.bfloat16

@@ -295,3 +295,14 @@ def test_it_is_causal_only():
     case = Case("delta", PLAIN, True)
     with pytest.raises(ValueError, match="'delta' has no cross form"):
         case.build().encode_memory(*case.draw()[1:3])
+
+
+def test_a_state_of_another_convolution_is_refused():
+    """One without a convolution keeps no inputs, and cannot have grown any."""
+    q, extra = torch.randn(1, 5, 2, 4), {"beta": torch.randn(1, 5, 2), "decay": torch.randn(1, 5, 2)}
+    extra["gate"] = torch.randn(1, 5, 8)
+    state = delta.Config().build(heads=2, dim=4, causal=True).start(1)
+    for options in ({"conv": None}, {"conv": 1}):
+        other = delta.Config(**options, impl="torch").build(heads=2, dim=4, causal=True)
+        with pytest.raises(ValueError, match=r"state\.q must be \[1, 0, 2, 4\]"):
+            other.extend(q, q, q, state, **extra)

@@ -13,7 +13,7 @@ from lintra.bench.memory import peak_of
 from lintra.testing.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
 from tests.attention.heads import for_each_output
 
-VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8), gated.Config(value_heads=8)]
+VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=7), gated.Config(value_heads=8)]
 CASE = Case("gated", VARIANTS[1], True)
 
 
@@ -192,8 +192,7 @@ def test_what_it_reads_is_checked():
         ({"rank": 0}, "rank must be at least 1, got 0"),
         ({"temperature": 0.0}, "temperature must be above 0 and finite, got 0"),
         ({"temperature": float("inf")}, "temperature must be above 0 and finite, got inf"),
-        ({"chunk": 0}, "chunk must be a power of two, got 0"),
-        ({"chunk": 48}, "chunk must be a power of two, got 48"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
 )
 def test_config_refuses(options, message):

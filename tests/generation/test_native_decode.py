@@ -348,3 +348,28 @@ def test_states_are_checked():
             step(token, state)
     with pytest.raises(ValueError, match="state must hold"):
         step(token, model.start(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: setattr(b.mlp, "dropout", nn.RMSNorm(85)), "RMSNorm in the place of a dropout"),
+        (lambda b: setattr(b.attn, "out_proj", nn.Identity()), "Identity as out_proj"),
+        (lambda b: setattr(b, "mlp", nn.Identity()), "blocks with an MLP, got Identity"),
+    ],
+)
+def test_what_stands_in_an_unusual_place_is_refused(change, message):
+    model = decoder.Config(vocabulary=16, width=32, heads=2, layers=2, activation="swiglu").build().eval()
+    for block in model.blocks:
+        change(block)
+    assert message in native_decode.why_not(model)
+
+
+def test_autocast_during_a_call_changes_nothing():
+    model = decoder.Config(vocabulary=256, embed="value", width=32, heads=2, layers=2).build().eval()
+    first, second = (NativeDecoder(model, model.start(2)) for _ in range(2))
+    tokens = torch.tensor([[3], [200]])
+    expected = first(tokens, first.state)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = second(tokens, second.state)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

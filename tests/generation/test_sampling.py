@@ -488,6 +488,13 @@ def test_a_broken_model_draws_nothing():
         generate(model, steps=1)
 
 
+def test_a_broken_model_draws_nothing_at_temperature_zero_either():
+    model = build()
+    model.head.bias.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="the probabilities to draw from are no numbers"):
+        generate(model, steps=3, temperature=0.0)
+
+
 def test_temperature_zero_is_the_mode_of_a_mixture():
     """The most probable level of the mixture, which need not be the peak of any component."""
     output = decoder.LogisticMixture(components=3).build(256)

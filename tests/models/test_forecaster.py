@@ -209,3 +209,11 @@ def test_one_of_8_bits_runs():
         small = quantize_dynamic(model)
     values = torch.randn(2, 9)
     assert_close(small(values).params, model(values).params, rtol=0.2, atol=0.2)
+
+
+def test_levels_of_a_16_bit_model_keep_their_digits():
+    for output in (Gaussian(), StudentT()):
+        model = forecaster.Config(layers=1, heads=2, width=8, output=output).build().bfloat16().eval()
+        found = quantiles(model, model(torch.randn(1, 20)), [0.9, 0.999, 0.9999])[0, -1]
+        assert found.isfinite().all()
+        assert (found.diff() > 0).all()

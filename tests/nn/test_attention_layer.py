@@ -157,7 +157,7 @@ def test_one_native_call_a_token_is_not_for_them():
     assert why_not(decoder.Config(**base).build().eval()) is None
     reason = why_not(decoder.Config(**base, qk_norm="l2").build().eval())
     assert reason == "a fused step knows no qk_norm='l2'"
-    assert "blocks with an mlp" in (why_not(decoder.Config(**base, mlp_ratio=0).build().eval()) or "")
+    assert "blocks with an MLP" in (why_not(decoder.Config(**base, mlp_ratio=0).build().eval()) or "")
 
 
 def test_a_block_without_an_mlp_is_its_attention():

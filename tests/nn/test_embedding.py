@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from lintra.nn.embedding import ValueEmbedding
 
@@ -20,3 +21,12 @@ def test_levels_are_read_in_16_bits_as_in_32_but_for_the_rounding(levels, dtype)
     assert torch.equal(rounded, exact.to(dtype))
     with torch.autocast("cpu", dtype):
         assert torch.equal(embedding(tokens), rounded)
+
+
+def test_levels_of_16_bits_go_through_what_replaces_the_map():
+    embedding = ValueEmbedding(9, 8, start=True)
+    tokens = torch.tensor([[0, 4, 8, 9]])
+    expected = embedding(tokens)
+    weight_norm(embedding.linear)
+    embedding.bfloat16()
+    torch.testing.assert_close(embedding(tokens).float(), expected, rtol=2e-2, atol=2e-2)

@@ -1,5 +1,8 @@
 """Forward hooks of layers run with a state just as they do for a whole sequence."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -7,6 +10,7 @@ from torch.testing import assert_close
 from lintra.attention import linear, softmax
 from lintra.generation import generate, generate_reference
 from lintra.models import decoder, seq2seq
+from lintra.nn import AttentionLayer
 
 TOKENS = torch.randint(0, 11, (2, 7), generator=torch.Generator().manual_seed(0))
 
@@ -84,3 +88,14 @@ def test_of_a_decoder_that_reads_a_memory(part):
     assert not torch.allclose(whole, before)
     found, _ = model.extend(TOKENS, model.start(memory))
     assert_close(found, whole, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_copy_of_a_compiled_mechanism_is_its_own():
+    layer = AttentionLayer(16, linear.Config(feature_map=linear.Hedgehog()), heads=2)
+    layer.attention.compile(backend="eager")
+    other, x = copy.deepcopy(layer), torch.randn(1, 5, 16)
+    for parameter in other.attention.parameters():
+        parameter.data.zero_()
+    assert not torch.equal(other(x), layer(x))
+    pickle.dumps(layer.attention)

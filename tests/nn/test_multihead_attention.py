@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from lintra import attention
 from lintra.attention import aft, bigbird, delta, linear, longformer, lsh, retention, softmax
+from lintra.generation.sampling import evaluation
 from lintra.nn import AttentionLayer, MultiheadAttention
 
 EXACT = {"rtol": 0, "atol": 1e-12}  # float64, numbers of about 1
@@ -380,3 +381,14 @@ def test_hooks_of_the_attention_run_in_every_form():
     for arguments, options in (((x, x, x), {}), ((x, x, x), {"is_causal": True}), ((x, x.clone(), x), {})):
         attention(*arguments, **options)
     assert len(seen) == 3
+
+
+def test_dropout_comes_back_after_an_evaluation():
+    """Whoever restores the mode of all submodules passes over a form that is none."""
+    layer = MultiheadAttention(8, 2, 0.5, batch_first=True, attention=softmax.Config())
+    x = torch.randn(2, 7, 8)
+    with evaluation(layer):
+        pass
+    for causal in (False, True):
+        a, b = (layer(x, x, x, is_causal=causal)[0] for _ in range(2))
+        assert not torch.equal(a, b)

@@ -401,3 +401,15 @@ def test_a_layout_of_another_batch_is_refused():
                 module(x, layout=layout)
             with pytest.raises(ValueError, match="layout is for b="):
                 module.extend(x, layer.start(layout.n), layout=layout)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_dropout_has_a_mode_of_its_own(activation):
+    """As for samples of a model in evaluation (Gal and Ghahramani 2016)."""
+    mlp = MLP(8, activation=activation, dropout=0.5)
+    block = Block(AttentionLayer(8, linear.Config(), heads=2), mlp, width=8, dropout=0.5).eval()
+    for part in block.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.train()
+    x = torch.randn(1, 5, 8)
+    assert not torch.equal(block(x), block(x))

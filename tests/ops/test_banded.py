@@ -199,3 +199,11 @@ def test_no_array_is_longer_than_the_band():
     with Largest() as largest:
         gradients(banded_attention(*inputs, before=32, after=32).o, inputs)
     assert largest.numbers <= 16_384 * (32 + 32 + banded.LARGEST)
+
+
+def test_a_window_over_nearly_everything_is_no_matrix(monkeypatch):
+    """Where all scores at once are too many, it is cut into blocks like any other."""
+    monkeypatch.setattr(banded, "BUSY", 2**12)
+    monkeypatch.setattr(banded, "runs_natively", lambda *tensors: False)
+    for before, after in ((99, 0), (95, 60), (200, 200)):
+        same(draw(100, 100, h=2, g=1, d=3, e=2), before=before, after=after)

@@ -433,7 +433,11 @@ def change(**changes):
         (change(state=lambda s: LinearState(s.kv[:, :1], s.z)), ValueError, "state.kv must be .*g=2"),
         (change(state=lambda s: LinearState(s.kv.float(), s.z)), TypeError, "state.kv must be torch.float64"),
         (change(state=lambda s: LinearState(s.kv.half(), s.z)), TypeError, "or bfloat16, got torch.float16"),
-        (change(state=lambda s: LinearState(s.kv, s.z.bfloat16())), TypeError, "q of torch.float64, got"),
+        (
+            change(state=lambda s: LinearState(s.kv, s.z.bfloat16())),
+            TypeError,
+            "inputs of torch.float64, got",
+        ),
         (change(state=lambda s: s.kv), TypeError, "state must be a LinearState, got Tensor"),
         (change(state=tuple), TypeError, r"state must be a LinearState, got tuple"),
         (change(eps=-1.0), ValueError, "eps must be at least 0 and finite, got -1"),

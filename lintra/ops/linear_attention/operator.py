@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lintra.ops.operator import define, empty_for_none, refuse_double_backward
@@ -36,7 +35,7 @@ def register(
 
     def differentiate(ctx, dy, dkv, dz, _):
         q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
-        dy = torch.zeros_like(y) if dy is None else dy
+        dy = v.new_zeros(*q.shape[:3], v.shape[3]) if dy is None else dy
         dq, dk, dv, dlog_decay, dlog_input, dkv, dz = backward_operator(
             dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, *others, *ctx.options
         )
@@ -69,6 +68,7 @@ def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, k
 def _save(ctx, inputs, output):
     q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, *ctx.options = inputs
     y, _, _, denominator = output
+    y = y if ctx.options[1] else y.new_empty(0)  # normalize: nothing else reads it
     ctx.mark_non_differentiable(denominator)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask, cu_seqlens)

@@ -59,7 +59,8 @@ def selective_scan(
     A `layout` of u replaces both for a caller that has validated everything: nothing is checked again.
     Tensors [b t c] may have any strides: "native" reads them without a copy where channels or time are
     contiguous, and lays y out like u.
-    chunk: tokens that `impl="torch"` has in memory at once, [b chunk c n]; changes speed, not the result.
+    chunk: tokens that `impl="torch"` has in memory at once, [b chunk c n]; changes speed, not the result,
+    unless A is positive and the growth over half a chunk overflows.
     impl: "reference" (token by token), "torch" (every device), "native" (C++, CPU) or "auto".
     Gu and Dao 2023, arXiv:2312.00752, section 3.2 and algorithm 2.
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` that is not
