@@ -58,11 +58,11 @@ class LintraPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
         """Change the number of symbols. Raises ValueError where more than one table depends on it."""
         config = self.config
-        several = config.start or config.context or config.tie_word_embeddings
+        several = config.start or config.context or config.tie_word_embeddings or config.head_activation
         if several or config.embed != "token" or config.output["name"] != "Logits":
             raise ValueError(
                 "resize_token_embeddings needs start=False, context=(), tie_word_embeddings=False, "
-                "embed='token' and logits"
+                "head_activation=None, embed='token' and logits"
             )
         table = super().resize_token_embeddings(new_num_tokens, *args, **options)
         self.model.config = replace(self.network_config(), checkpoint_blocks=self.gradient_checkpointing)
@@ -74,7 +74,12 @@ class LintraPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _initialize_missing_keys(self, *_: Any, **__: Any) -> None:
         """Initialise weights that a file lacks, such as a new head, as in a new network."""
-        tensors = self.state_dict(keep_vars=True)
+        tensors = {
+            f"{prefix}.{name}" if prefix else name: x
+            for prefix, part in self.named_modules()
+            if not getattr(part, "_is_hf_initialized", False)  # such as a quantised layer
+            for name, x in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        }
         missing = [name for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)]
         fresh = type(self)(copy.deepcopy(self.config)).state_dict() if missing else {}
         for name in missing:

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from lintra.hf.base import LintraPreTrainedModel, layout_of
 from lintra.hf.cache import LintraCache
 from lintra.hf.config import LintraConfig
-from lintra.hf.offload import extending, is_offloaded, onloaded
+from lintra.hf.offload import extending, is_offloaded, onloaded, refuse_several_devices
 from lintra.models import decoder
 
 
@@ -63,6 +63,7 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and wanted
         offloaded = is_offloaded(self)
         if use_cache or cache is not None:
+            refuse_several_devices(self)
             cache = LintraCache() if cache is None else cache
             with onloaded(extending(self.model) if offloaded else ()):
                 hidden, state = self.model.extend(input_ids, cache.state, mask=mask)

@@ -79,7 +79,7 @@ class LintraConfig(PreTrainedConfig):
         given["attention"] = _mechanisms(given["attention"])
         super().__post_init__(**given)
         self.network(decoder)
-        self.network(encoder)
+        self.network(encoder, outputs=1)  # a model with a head may have more of its fields
 
     def network(self, module: Any, **given: Any) -> Any:
         """Return the configuration of the network that a module of lintra.models defines, `given` first.
@@ -89,6 +89,7 @@ class LintraConfig(PreTrainedConfig):
         known = {field.name for field in dataclasses.fields(module.Config)}
         content |= {name: getattr(self, _NAMES.get(name, name)) for name in known - content.keys()}
         content = {name: x for name, x in content.items() if name in known | {"name"}}
+        content["attention"] = _mechanisms(content["attention"])  # which may have been set since
         return from_json(module.Config, content, "config")
 
     @classmethod

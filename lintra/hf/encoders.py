@@ -14,7 +14,7 @@ class LintraModel(LintraPreTrainedModel):
     """The encoder of lintra.models, bidirectional where the mechanism can be and `causal` leaves it open."""
 
     def network_config(self) -> encoder.Config:
-        return self.encoder_config(pool=None)
+        return self.encoder_config(pool=None, head_activation=None, head_norm=False)
 
     def encoder_config(self, **given: Any) -> encoder.Config:
         """Return the encoder's configuration; with the symbol `start` of a decoder, whose embedding it may

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra.compat.fast_transformers import feature_maps
+from lintra.compat.fast_transformers.attention import LinearAttention
 from lintra.compat.fast_transformers.builders import AttentionBuilder
 from lintra.compat.fast_transformers.feature_maps import (
     ActivationFunctionFeatureMap,
@@ -204,3 +205,20 @@ def test_the_modules_have_their_names():
 
     assert base.elu_feature_map is feature_maps.elu_feature_map
     assert fourier_features.Favor is feature_maps.Favor
+
+
+def test_padding_does_not_set_the_maximum_of_a_stabilized_favor():
+    attention = LinearAttention(32, Favor.factory(stabilize=True, deterministic_eval=True)).eval()
+    attention.feature_map.new_feature_map("cpu")
+    x = 20 * torch.randn(1, 4, 1, 32, generator=torch.Generator().manual_seed(0))
+    padded, lengths = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2)), LengthMask(torch.tensor([4]), 6)
+    whole = FullMask(6)
+    alone = attention(x, x, x, FullMask(4), LengthMask(torch.tensor([4])), LengthMask(torch.tensor([4])))
+    torch.testing.assert_close(attention(padded, padded, padded, whole, lengths, lengths)[:, :4], alone)
+
+
+@pytest.mark.parametrize("kind", [RandomFourierFeatures, Favor])
+def test_features_are_saved_as_they_lie(kind):
+    features = kind(8)
+    features.new_feature_map("cpu")
+    assert all(x.is_contiguous() for x in features.state_dict().values())

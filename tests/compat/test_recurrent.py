@@ -518,3 +518,12 @@ def test_the_short_way_is_for_numbers_alone():
     torch.func.vmap(lambda x: seen.append(found(q=x[None])) or x)(q)
     make_fx(lambda x: seen.append(found(q=x)) or x)(q)
     assert seen == [False, False]
+
+
+def test_a_listener_that_writes_into_weights_changes_no_output():
+    """As with whole sequences: the output has been computed."""
+    attention, x = RecurrentFullAttention(attention_dropout=0.0), torch.randn(2, 3, 4)
+    expected = attention(x, x, x)[0]
+    attention.event_dispatcher = EventDispatcher()
+    attention.event_dispatcher.listen(AttentionEvent, lambda event: event.attention_matrix.detach().zero_())
+    torch.testing.assert_close(attention(x, x, x)[0], expected)

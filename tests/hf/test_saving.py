@@ -338,3 +338,39 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must hold all weights of LintraForCausalLM, but lacks") as error:
         hf.from_hf(tmp_path)
     assert all(name in str(error.value) for name in lost)
+
+
+def test_an_encoder_whose_head_has_an_activation_goes_there():
+    config = encoder.Config(vocabulary=11, outputs=11, width=16, layers=1, heads=2, head_activation="gelu")
+    ours, ids = config.build().eval(), torch.randint(11, (2, 5))
+    theirs = hf.to_hf(ours)
+    assert_close(theirs.eval()(ids).logits, ours(ids))
+    with pytest.raises(ValueError, match="head_activation=None"):
+        theirs.resize_token_embeddings(13)
+
+
+def test_attention_may_be_named_after_the_configuration_is_built():
+    config = hf.LintraConfig(vocab_size=11, width=16, layers=1, heads=2)
+    config.attention = "performer"
+    assert hf.LintraForCausalLM(config).model.blocks[0].attn.attention.name == "performer"
+
+
+def test_entries_that_quantised_layers_add_to_a_state_dict_are_left_alone():
+    class Quantised(torch.nn.Linear):
+        def _save_to_state_dict(self, destination, prefix, keep_vars):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            destination[f"{prefix}weight.absmax"] = torch.ones(1)
+
+    model = hf.LintraForCausalLM(hf.LintraConfig(vocab_size=11, width=16, layers=1, heads=2))
+    layer = model.model.blocks[0].mlp.up
+    layer.__class__, layer._is_hf_initialized = Quantised, True
+    before = layer.weight.clone()
+    model._initialize_missing_keys(True)
+    assert torch.equal(layer.weight, before)
+
+
+def test_a_model_on_several_devices_has_no_cache():
+    model = hf.LintraForCausalLM(hf.LintraConfig(vocab_size=11, width=16, layers=1, heads=2)).eval()
+    model.hf_device_map = {"model.blocks.0": 0, "lm_head": 1}
+    with pytest.raises(ValueError, match="a model on several devices cannot use a cache, got 0, 1"):
+        model(torch.randint(11, (1, 3)), use_cache=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from lintra import ops
@@ -53,6 +54,8 @@ class FeatureAttention(Features, InnerAttention):
 
     def _sum(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         begin(self.feature_map, q.device)
+        if getattr(self.feature_map, "stabilize", False):  # by the largest exponent of a sequence
+            q, k = _first_in_padding(q, real.q), _first_in_padding(k, real.k)
         q, k, fused = features(self.feature_map, q, k)
         options, mask = {"causal": self._past_only, "eps": self.eps}, real.k
         if self._past_only and mask is not None and mask is not real.q:
@@ -60,6 +63,14 @@ class FeatureAttention(Features, InnerAttention):
             q, k, fused = apply_feature_map(fused, q), apply_feature_map(fused, k), None
             k, mask = zero_padding(mask, k)[0], None
         return ops.linear_attention(q, k, v, mask=mask, feature_map=fused, **options)[0]
+
+
+def _first_in_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return x [n l h d] with the first token of each sample in its padded places."""
+    if mask is None:
+        return x
+    first = mask.int().argmax(1)[:, None, None, None].expand(-1, 1, *x.shape[2:])
+    return torch.where(mask[..., None, None], x, x.gather(1, first))
 
 
 def features(feature_map: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Any]:

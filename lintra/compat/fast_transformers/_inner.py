@@ -65,7 +65,7 @@ class InnerAttention(Dispatching):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the mechanisms out: they are on one device, and are built again when missing."""
-        return {name: x for name, x in vars(self).items() if name != "_mechanisms"}
+        return {name: x for name, x in super().__getstate__().items() if name != "_mechanisms"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state | {"_mechanisms": {}})
@@ -114,7 +114,8 @@ class InnerAttention(Dispatching):
             if len(self._mechanisms) >= MECHANISMS:
                 self._mechanisms.clear()
             shape = {"heads": q.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
-            self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
+            with torch.inference_mode(False):  # its buffers serve training too
+                self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
         return self._mechanisms[key].train(self.training)
 
     @staticmethod

@@ -169,6 +169,11 @@ def attend(
     config = _config(name, config, seen.window, scaling, dropout)
     mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
     packed = _packing(seen, q, k, position_ids, cu_seq_lens_q)
+    if layer is not None and seen.holes:
+        raise NotImplementedError(
+            "the window of a StateCache does not count padding between tokens: leave past_key_values out, "
+            "for a cache of transformers' own"
+        )
     if isinstance(mechanism, softmax.SoftmaxAttention):
         seen = seen._replace(window=mechanism.config.window)
         if packed is None and layer is None and not seen.causal:
@@ -255,7 +260,9 @@ def _mechanism(
     kinds = _built.setdefault(module, {})
     key = (config, causal, *shape.values(), q.device, q.dtype)
     if key not in kinds:
-        built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=causal, **shape)
+        with torch.inference_mode(False):  # its buffers serve training too
+            built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=causal, **shape)
+            built = built.to(q.device, torch.float64 if q.dtype == torch.float64 else torch.float32)
         if needed := [x for x, _ in built.named_parameters()] + list(built.extra_inputs()):
             raise ValueError(
                 f"attn_implementation={name!r} needs weights that this model does not have "
@@ -268,7 +275,7 @@ def _mechanism(
             )
         if built.shared_key:
             raise ValueError(f"attn_implementation={name!r} has one projection for queries and keys, not two")
-        kinds[key] = built.to(q.device, torch.float64 if q.dtype == torch.float64 else torch.float32)
+        kinds[key] = built
     return kinds[key].train(module.training)
 
 

@@ -394,6 +394,21 @@ def test_padding_between_tokens_counts_in_a_window(cached):
     assert_close(found[1][mask > 0], found[0][mask > 0], **SAME)
 
 
+def test_a_window_with_padding_between_tokens_has_no_state():
+    model = build("Mistral", "lintra")
+    mask = torch.tensor([[1] * 8 + [0] * 3 + [1] * 9, [1] * 20])
+    with pytest.raises(NotImplementedError, match="does not count padding between tokens"):
+        model(tokens(), attention_mask=mask, past_key_values=lintra.hf.cache_for(model))
+
+
+def test_a_model_called_in_inference_mode_is_trained_afterwards(registered):
+    registered("lintra-kept", retention.Config(gate=False))
+    model = build("Llama", "lintra-kept")
+    with torch.inference_mode():
+        model(tokens())
+    model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+
+
 def test_masks_of_any_form_are_served_exactly():
     mask = torch.rand(2, 1, 20, 20, generator=torch.Generator().manual_seed(0)) < 0.5
     mask |= torch.eye(20, dtype=torch.bool)

@@ -15,6 +15,8 @@ from lintra.compat.fast_transformers.attention.improved_clustered_attention impo
 )
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.ops import clustering
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import softmax_attention
 
@@ -34,11 +36,12 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
         cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real.q)  # [b h t]
         known = real_tokens(real.k, k)
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(q):
             # The sum over a cluster ranks keys as its mean does.
-            total = torch.zeros_like(q[:, :, :1]).repeat(1, 1, self.clusters, 1)
-            total.scatter_add_(2, cluster[..., None].expand_as(q), q)
-            scores = (total @ k.mT).masked_fill(~known[:, None, None], -torch.inf)
+            wide = q.to(sum_dtype(q.dtype))
+            total = torch.zeros_like(wide[:, :, :1]).repeat(1, 1, self.clusters, 1)
+            total.scatter_add_(2, cluster[..., None].expand_as(wide), wide)
+            scores = (total @ k.to(wide.dtype).mT).masked_fill(~known[:, None, None], -torch.inf)
             top = scores.topk(min(self.topk, k.shape[2]), -1).indices  # [b h c k]
             top = top.gather(2, cluster[..., None].expand(-1, -1, -1, top.shape[3]))  # [b h t k]
             seen = known[:, None, None].expand(*top.shape[:3], -1).gather(3, top)

@@ -13,7 +13,8 @@ class Event:
 
 
 class AttentionEvent(Event):
-    """The weights of softmax attention after dropout, [n h l s], or [n h s] of one token.
+    """The weights of softmax attention after dropout, [n h l s]; of one token [n h s], or [n s h] where it
+    reads another sequence.
 
     A function in their place is called when `attention_matrix` is first read: attention that does without
     these weights and has no dropout to draw then makes them only for a listener that looks.

@@ -21,8 +21,8 @@ class RecurrentSoftmax(Scored):
         visible = None if visible is None else visible[:, None, None]
         if self.event_dispatcher.listening:
             weights = self._weights(query, keys, visible)
-            self.event_dispatcher.dispatch(AttentionEvent(self, weights[:, :, 0].permute(self._shown)))
             y = weights @ values
+            self.event_dispatcher.dispatch(AttentionEvent(self, weights[:, :, 0].permute(self._shown)))
         else:
             y = fused_attention(query, keys, values, visible=visible, **self._weighing())
         return y[:, :, 0].contiguous()
