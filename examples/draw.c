@@ -41,7 +41,8 @@ int main(int argc, char **argv) {
   if (code < 0) return fail(argv[1], lrt_error(code));
 
   const int start = lrt_fact(model, LRT_START), values = lrt_fact(model, LRT_POSITIONS), width = atoi(argv[3]);
-  if (start < 0 || values < 0) return fail(argv[1], "draws no images: it has no start symbol or no last position");
+  if (start < 0 || values < 0 || values >= 1 << 24)  // softmax: as many as the runtime can keep
+    return fail(argv[1], "draws no images: it has no start symbol or no last position");
   if (width < 1 || values % width) return fail(argv[3], "no width of the model's images");
   const size_t size = lrt_sequence_size(model);
   lrt_sequence *sequence = size ? aligned(size) : 0;

@@ -27,9 +27,10 @@ class Graph:
     starts: dict[str, float | str] = field(default_factory=dict)  # what fills an input before any token
 
     def example(self) -> dict[str, Tensor]:
-        """Return the outputs of the example inputs."""
+        """Return the outputs of the example inputs, of one token where there may be any number."""
+        given = [x[:, :1] if self.axes[name].get(1) == "time" else x for name, x in self.inputs.items()]
         with torch.no_grad():
-            found = self.module.eval()(*self.inputs.values())
+            found = self.module.eval()(*given)
         return dict(zip(self.outputs, found, strict=True))
 
     def to_bytes(self, target: Target, about: dict[str, str]) -> bytes:

@@ -86,8 +86,10 @@ def _fill(x: Tensor) -> float | str:
 
 
 def longest_chunk(model: Any) -> int:
-    """Return the tokens in a chunk of a decoder or encoder, of the mechanism with the largest."""
-    return max(getattr(block.attn.attention.config, "chunk", 1) for block in model.blocks)
+    """Return the tokens in a chunk of a decoder or encoder, of the mechanism with the largest; 1 where no
+    mechanism is causal, and so has none."""
+    found = [block.attn.attention for block in model.blocks]
+    return max(getattr(x.config, "chunk", 1) if x.causal else 1 for x in found)
 
 
 def longest_sequence(model: Any) -> int | None:

@@ -5,6 +5,7 @@ levels is the table of its values; retention's scale of keys is in their project
 rate of decay. Layers are those of `lintra.export._runtime_layer`.
 """
 
+import copy
 import struct
 import zlib
 from pathlib import Path
@@ -159,6 +160,8 @@ def to_bytes(model: Decoder | CTC, weights: Weights = "float32") -> bytes:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
     if reason := why_not(model):
         raise ValueError(f"this model cannot be exported to the runtime: {reason}")
+    if reference_param(model).dtype in (torch.float16, torch.bfloat16):  # what is derived keeps its digits
+        model = copy.deepcopy(model).float()
     out, network = Sections(weights), _network(model)
     if isinstance(model, CTC):
         out.add(frames.header(model))

@@ -201,7 +201,9 @@ class Sequence:
     def sample(self, uniform: float | None = None, sampler: Sampler = Sampler()) -> int:  # noqa: B008 (frozen)
         """The symbol that a number in [0, 1) draws, as `Sampler.draw` does; None: the next number of the
         sequence's own generator."""
-        uniform = self.uniform() if uniform is None else uniform
+        if uniform is None:
+            self.params()  # raises before a number is taken where there is nothing to draw from
+            uniform = self.uniform()
         top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
         top_p = 1.0 if sampler.top_p is None else sampler.top_p
         # The runtime takes no more than float32 holds; all symbols are as likely there as above it.

@@ -109,3 +109,14 @@ def test_the_example_draws(tmp_path, monkeypatch, capsys, target):
     assert [len(row) for row in values] == [4, 4, 4]
     assert len({x for row in values for x in row}) > 1
     assert all(0 <= x < 5 for row in values for x in row)
+
+
+@pytest.mark.parametrize(
+    "options", [{"position": "grid", "grid": (8, 8, 1)}, {"position": "learned", "max_length": 68}]
+)
+def test_models_of_few_positions_are_described(options, tmp_path):
+    """The sizes of outputs are found with one token, which every model takes."""
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=16, **options).build().eval()
+    files = {"step": "s.onnx", "parallel": "p.onnx"}
+    export.write_description(model, tmp_path / "m.json", files)
+    assert json.loads((tmp_path / "m.json").read_text())["files"] == files

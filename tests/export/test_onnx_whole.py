@@ -138,4 +138,6 @@ def test_a_causal_encoder_needs_more_tokens_than_a_chunk():
     short = build_encoder(cosformer.Config(max_length=64), causal=True)
     assert "a chunk of 64 tokens must be shorter than max_length=64" in export.why_not(short, "whole")
     assert export.why_not(short, "whole", opset=27) is None
-    assert export.why_not(build_encoder(cosformer.Config(max_length=64)), "whole") is None
+    both_ways = build_encoder(cosformer.Config(max_length=64))  # which has no chunks
+    assert export.why_not(both_ways, "whole") is None
+    assert export.to_bytes(both_ways, "whole")

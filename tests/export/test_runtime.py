@@ -1,5 +1,6 @@
 """What is written for the runtime, and what is refused."""
 
+import copy
 import re
 import struct
 import zlib
@@ -273,3 +274,9 @@ def documented(table, end):
         assert int(at) == end
         end += int(size)
     return end
+
+
+@pytest.mark.parametrize("kind", ["ssd", "retention"])
+def test_what_is_derived_from_16_bit_weights_is_not_rounded(kind):
+    model = build(attention={"ssd": ssd, "retention": retention}[kind].Config()).eval().bfloat16()
+    assert export.to_bytes(model) == export.to_bytes(copy.deepcopy(model).float())

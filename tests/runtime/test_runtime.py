@@ -402,6 +402,12 @@ def test_the_own_generator_is_uniform_and_follows_from_its_seed():
     assert np.abs(np.histogram(drawn[0], 10, (0, 1))[0] - 1000).max() < 3 * math.sqrt(10_000 * 0.09)
     sequence.seed(1)
     assert sequence.uniform() not in drawn[0]
+    sequence.seed(7)
+    with pytest.raises(Error):
+        sequence.sample()  # there is nothing to draw from: no number is taken
+    first = sequence.uniform()
+    sequence.seed(7)
+    assert sequence.uniform() == first
     # SplitMix64 from 0, as the authors' program prints it, in 53 bits.
     sequence.seed(0)
     assert sequence.uniform() == (0xE220A8397B1DCDAF >> 11) * 2**-53
