@@ -66,9 +66,10 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {name: getattr(options, name) for name in _CHANGEABLE}
-        if options.devices == 1 and options.nodes in (None, 1):  # no other process shares the batch
-            changes["strategy"] = options.strategy or "auto"
         run = train.Run.read(options.resume)
+        nodes = options.nodes or (launcher() or run.train).nodes or 1
+        if options.devices == nodes == 1:  # no other process shares the batch
+            changes["strategy"] = options.strategy or "auto"
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")

@@ -59,7 +59,7 @@ class StopCallback(Callback):
         if (
             self.signum
             or trainer.global_step >= self.steps
-            or anywhere(self.elapsed() >= self.seconds, all=False)
+            or (self.seconds < math.inf and anywhere(self.elapsed() >= self.seconds, all=False))
         ):
             trainer.should_stop = True
 

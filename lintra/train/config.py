@@ -27,7 +27,7 @@ class Config:
     accumulate: int = 1  # parts in which each device computes its share, one by one
     checkpoint_blocks: bool = False  # to save memory, recompute blocks in backward
     compile: bool = False  # compile blocks with torch.compile
-    optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
+    optimizer: Optimizer = "radam"  # muon: AdamW outside blocks
     lr: float = 1e-3  # learning rate
     weight_decay: float = 0.01  # weights shrink by this times lr
     schedule: Schedule = "constant"  # step: lr / 10 from --drop-at on

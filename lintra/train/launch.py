@@ -66,6 +66,12 @@ def is_started_by_lightning() -> bool:
     return launcher() is None and _number("LOCAL_RANK", 0) > 0
 
 
+def takes_part(settings: Any) -> bool:
+    """Return whether this process trains: Lightning may have started it for another run of this program, on
+    more devices."""
+    return launcher() is not None or _number("LOCAL_RANK", 0) < (settings.devices or 1)
+
+
 def starting(settings: Any) -> tuple[int, int]:
     """Return the rank of this process and the number of processes, among those that exist from the beginning:
     all that a launcher has started, otherwise one on each node."""

@@ -27,7 +27,7 @@ from lintra.train.consistency import AlikeCallback
 from lintra.train.data_checks import check_room, check_same, fingerprint
 from lintra.train.ddp import OrderedDDP
 from lintra.train.ema import WeightEMA
-from lintra.train.launch import is_first_process, processes, world
+from lintra.train.launch import is_first_process, processes, takes_part, world
 from lintra.train.learner import Learner
 from lintra.train.logs import loggers
 from lintra.train.lost_processes import end_with_parent, lost_in_training
@@ -53,6 +53,8 @@ def fit(run: Run, task: Task | None, verbosity: Verbosity = "progress") -> None:
 
 def fit_checked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
     """Train as `fit` does, without checking again that its batches are right and fit in memory."""
+    if not takes_part(run.train):
+        return
     end_with_parent()
     with run.locked():
         _fit(run, task, verbosity, is_first_process())
@@ -175,6 +177,8 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
     """Return the run with what is decided before its first step, by the first process for all, the checkpoint
     that it starts from, and the fingerprint of its data."""
     first = is_first_process()
+    if not len(task.train):
+        raise Error("there must be at least 1 sample to train on, got 0")
     if first:
         run.sweep()
         if run.train.precision == "auto":

@@ -60,9 +60,7 @@ class ProgressBar(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
             scores = in_words(validation(trainer), pl_module.task.loss_unit)
-            self.console.print(
-                f"step {trainer.global_step:,}  validation: {scores}", highlight=False, soft_wrap=True
-            )
+            self.console.print(f"step {trainer.global_step:,}  validation: {scores}")
         self.times.clear()  # the time of the validation is not that of a step
         self.times.append((time.monotonic(), self.tokens))
 

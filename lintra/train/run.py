@@ -74,8 +74,9 @@ class Run:
         return run
 
     @classmethod
-    def read(cls, folder: str | Path) -> "Run":
-        """The run in `folder`. Raises Error if there is none or run.json does not describe a run."""
+    def read(cls, folder: str | Path, own: Any = None) -> "Run":
+        """The run in `folder`. own: the task, for a run of one that does not come with lintra. Raises Error
+        if there is none or run.json does not describe a run."""
         file = Path(folder) / RUN
         if not file.exists():
             raise Error(f"{folder} holds no run: there is no {RUN} in it")
@@ -86,7 +87,7 @@ class Run:
         content = legacy.upgrade_run(content) if content["format"] == legacy.FORMAT else content
         try:
             task, model, settings = (_object(content, name) for name in ("task", "model", "train"))
-            if (name := task.get("name")) not in tasks.names():
+            if (name := task.get("name")) not in tasks.names() and own is None:
                 known = ", ".join(tasks.names())
                 raise ValueError(
                     f"its task is {shown(name)}, which does not come with lintra ({known}): the program "
@@ -94,7 +95,7 @@ class Run:
                 )
             run = cls(
                 folder=Path(folder),
-                task=from_json(tasks.load(task["name"]).Config, task, "task"),
+                task=from_json(tasks.load(name).Config, task, "task") if name in tasks.names() else own,
                 model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
                 train=from_json(Config, settings, "train"),
                 data=_object(content, "data") if "data" in content else None,
@@ -164,7 +165,7 @@ class Run:
     def joined(self) -> "Run":
         """Return the run as the first process has written it by now, with this process's own settings where
         they have not been left to the first one. Raises Error."""
-        begun = self.read(self.folder)
+        begun = self.read(self.folder, self.task)
         task = find_copies(self.task, self.folder, begun.copies)
         precision = begun.train.precision if self.train.precision == "auto" else self.train.precision
         train = dataclasses.replace(self.train, precision=precision)
@@ -258,7 +259,7 @@ def _begun_by(run: Run) -> Run | None:
     """Return the run in the folder, if this very job began it and was restarted since."""
     if run.job is None or not launch.restarted() or not (run.folder / RUN).exists():
         return None
-    begun = Run.read(run.folder)
+    begun = Run.read(run.folder, run.task)
     return begun if begun.job == run.job else None
 
 

@@ -332,6 +332,12 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     assert lintra_says("train", "--resume", "run", "--steps", "11", "--devices", "1")[0] == 0
     alone = train.Run.read("run").train
     assert (alone.devices, alone.strategy, shared.train.strategy) == (1, "auto", "ddp")
+    spread = train.Run.read("run").changed(nodes=2, devices=2, strategy="fsdp")
+    code, _, err = lintra_says("train", "--resume", "run", "--devices", "1")
+    assert code == 2  # nothing says where the other node is
+    assert "nodes=2 needs MASTER_ADDR" in err
+    assert train.Run.read("run").train == spread.train
+    spread.changed(nodes=None, devices=1, strategy="auto")
 
     draw = ["generate", "--model", "run", "--samples", "2", "--complete", "2", "--out", "a/b.png"]
     code, out, err = lintra_says(*draw)

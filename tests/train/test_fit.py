@@ -151,12 +151,13 @@ def test_a_validation_looks_at_as_many_samples_as_its_task_says(new_run, monkeyp
     assert sum(seen) == samples
 
 
-def test_nothing_to_validate_on_is_refused(new_run, monkeypatch):
+@pytest.mark.parametrize(("part", "word"), [("train", "train"), ("validate", "validate")])
+def test_no_samples_are_refused(new_run, monkeypatch, part, word):
     """Checkpoints are saved after validations."""
     kind = type(digits.Config().build())
-    monkeypatch.setattr(kind, "validate", [])
-    run = new_run(task=digits.Config(), steps=1, batch=2)
-    with pytest.raises(Error, match="there must be at least 1 sample to validate on, got 0"):
+    monkeypatch.setattr(kind, part, [])
+    run = new_run(task=digits.Config(), steps=1, batch=2, precision="auto")
+    with pytest.raises(Error, match=f"there must be at least 1 sample to {word} on, got 0"):
         train.fit(run)
 
 
@@ -307,13 +308,19 @@ def test_two_processes_are_as_good_as_one(new_run):
 
 
 TWICE = """
+import dataclasses
 from lintra import train
 from lintra.attention import linear
-from lintra.tasks import digits
+from lintra.tasks import TaskConfig, digits
 
-for name in ("first", "second"):
-    task = digits.Config()
-    settings = train.Config(steps=2, batch=4, devices=2, strategy="ddp", timeout=60.0)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(TaskConfig):
+    def build(self):
+        return digits.Config().build()
+
+runs = (("first", digits.Config(), 2), ("second", Own(), 2), ("third", digits.Config(), 1))
+for name, task, devices in runs:
+    settings = train.Config(steps=2, batch=4, devices=devices, timeout=60.0)
     model = task.build().model(linear.Config())
     run = train.Run.create(name, task=task, model=model, train=settings)
     train.fit(run, verbosity="result")
@@ -321,15 +328,16 @@ for name in ("first", "second"):
 
 
 @pytest.mark.slow
-def test_a_program_trains_twice_on_two_processes(tmp_path):
-    """The second process lives on, and may be ready for the second run before the first has begun it."""
+def test_a_program_trains_several_times(tmp_path):
+    """The second process lives on: it may be ready for a run before the first one has begun it, such as one
+    of a task of its own, and takes no part in one on a single device."""
     (tmp_path / "twice.py").write_text(TWICE)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 240}
     done = subprocess.run([sys.executable, "twice.py"], **options)
     assert done.returncode == 0, done.stderr
-    for name in ("first", "second"):
-        assert [x.name for x in train.Run.read(tmp_path / name).checkpoints()] == ["step-00000002"]
+    for name in ("first", "second", "third"):
+        assert [x.name for x in checkpoint.checkpoints(tmp_path / name)] == ["step-00000002"]
 
 
 @pytest.mark.slow
