@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show: the tests of the kernels on it, then the tables of `python -m benchmarks gpu`, into
 # benchmarks/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; takes at most 13 minutes
-# (LIMITS), and 9 for the recurrences. Ranks that speak by NCCL need two GPUs; on one their tests are left out, and it says so.
+# on one GPU, and 9 for the recurrences. Ranks that speak by NCCL need two GPUs; on one their tests are left out, and it says so.
 #
 #   PYTHON   the interpreter with PyTorch (default python3)
 #   OUT      the folder of the results (default benchmarks/results)

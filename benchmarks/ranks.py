@@ -44,14 +44,15 @@ class Ranks:
 
         Raises RuntimeError if it raises on another rank, or if a rank ends or does not answer for SECONDS."""
         for pipe in self._pipes[: count - 1]:
-            pipe.send((function, arguments))
+            with suppress(BrokenPipeError):  # of a process that has ended, as its answer shows
+                pipe.send((function, arguments))
         found = [function(*arguments)]
         for rank, pipe in enumerate(self._pipes[: count - 1], start=1):
             if not pipe.poll(SECONDS):
                 raise RuntimeError(f"rank {rank} does not answer for {SECONDS} s: nothing is measured")
             try:
                 result, failure = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 raise RuntimeError(f"rank {rank} has ended: nothing is measured") from None
             if failure:
                 raise RuntimeError(f"rank {rank} failed:\n{failure}")

@@ -245,7 +245,8 @@ def _check_shards(
         new = torch.as_tensor(layout.new, device=x.device).expand(layout.n)
         counts = (new + getattr(state, "seen", 0)).tolist()
     except Exception as error:  # of any kind: the others wait
-        problem, cause = f"{error}", error
+        kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+        problem, cause = f"{kind}{error}", error
     found = gather_objects((problem, counts), ranks.group)
     for rank, (told, _) in enumerate(found):
         if told is not None:

@@ -85,7 +85,7 @@ def renamed_attribute(module: str, names: Mapping[str, Any]) -> Callable[[str], 
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new = names[name]
-        warn(f"{module}.{name}", f"{new.__module__}.{new.__name__}", stacklevel=3)
+        warn(f"{module}.{name}", f"{new.__module__}.{new.__name__}")
         return new
 
     return find
@@ -102,7 +102,7 @@ def moved_module(old: str, new: str, names: Mapping[str, str] = MappingProxyType
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
         there = names.get(name, name)
         found = getattr(import_module(new), there)
-        warn(f"{old}.{name}", f"{new}.{there}", stacklevel=3)
+        warn(f"{old}.{name}", f"{new}.{there}")
         return found
 
     return find
@@ -124,7 +124,7 @@ def renamed_arguments(**names: str) -> Callable[[_Class], _Class]:
                 new = names[old]
                 if new in options:
                     raise TypeError(f"{new} is given twice: {old} is its old name")
-                warn(f"{old}=", f"{new}=", stacklevel=3)
+                warn(f"{old}=", f"{new}=")
                 options[new] = options.pop(old)
             construct(self, *args, **options)
 
@@ -151,7 +151,7 @@ def renamed_attributes(**names: str) -> Callable[[_Class], _Class]:
 
 def _renamed_property(old: str, new: str) -> property:
     def read(self: Any) -> Any:
-        warn(f".{old}", f".{new}", stacklevel=3)
+        warn(f".{old}", f".{new}")
         return getattr(self, new)
 
     return property(read, doc=f"The old name of `{new}`.")

@@ -173,7 +173,8 @@ def main() -> None:
         trials = hours.trials(options.data)
     if options.list:
         if options.what == "ablation":
-            print(*(f"done  {name}" for name in scores), sep="\n")
+            for name in scores:
+                print(f"done  {name}")
         tell(trials)
         return
     if options.what == "hours":

@@ -41,7 +41,8 @@ class KernelAttention(Attention):
         return self._sum(q, k, v, state, layout, **extra)
 
     def check_memory(self, memory: State, q: Tensor) -> None:
-        """Raise as the base class does, and unless the memory has the shapes of a state."""
+        """Raise as the base class does, and unless the memory has the shapes and dtypes of a state, and q's
+        device."""
         super().check_memory(memory, q)
         if not torch.compiler.is_compiling():
             form = self._form(q.dtype)

@@ -91,7 +91,8 @@ class Cosformer(KernelAttention):
     ) -> tuple[Tensor, CosformerState]:
         """The recurrence of linear attention over the features, written out: the reference of `extend`."""
         here = self._positions(Layout(q.shape[0], 1, q.device, seen=state.seen))
-        q, k, v = *(torch.relu(self._features(x, here)) for x in (q, k)), self._within(v, here)
+        q, k = (torch.relu(self._features(x, here)) for x in (q, k))
+        v = self._within(v, here)
         kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
         z = state.z + k[:, 0]
         y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))

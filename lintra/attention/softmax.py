@@ -2,10 +2,10 @@
 
     y_i = sum_j exp(scale q_i . k_j) v_j / sum_j exp(scale q_i . k_j)
 
-over the keys a query may see: in C++ with a window, and bidirectional on the CPU, and else through PyTorch's
-scaled_dot_product_attention. Generation keeps every key and value: a state that grows by d + e numbers a
-token and key-value head. With `window`, a query sees the last `window` real tokens up to its own and the
-state stops growing.
+over the keys a query may see: several tokens with a window through `lintra.ops.banded_attention`,
+bidirectional ones on the CPU in C++, all else through PyTorch's scaled_dot_product_attention. Generation
+keeps every key and value: a state that grows by d + e numbers a token and key-value head. With `window`, a
+query sees the last `window` real tokens up to its own and the state stops growing.
 
 Cost of t tokens: t^2 (d + e) multiplications and additions a head, with a window t (window + 64) (d + e) at
 most. Padding is passed as s booleans a sample, or t s for several causal tokens after a state without

@@ -155,22 +155,26 @@ class Step:
         for each, moved, held in zip(
             self._alone(), self._transfers(last), (state.forward, state.backward), strict=True
         ):
-            slowest = min(self.plan.context - 1, machine.node)  # of the links between neighbours
-            hop = machine.send_seconds(held, slowest, messages)
+            inside, between = (machine.send_seconds(held, each, messages) for each in (1, machine.node))
+            hops = self.plan.context - 1
+            leaving = hops // machine.node  # from one node to the next
+            fill, hop = leaving * between + (hops - leaving) * inside, between if leaving else inside
             # What is gathered is on its way while a rank waits for the one before, and beside its layers.
-            seconds += self._waves(each, hop) + self.work.layers * (machine.together(each, moved) - each)
+            hidden = machine.together(each, moved) - each
+            seconds += self._waves(each, fill, hop) + self.work.layers * hidden
         return seconds
 
-    def _waves(self, layer: float, hop: float) -> float:
+    def _waves(self, layer: float, fill: float, hop: float) -> float:
         """Return the seconds of L layers on R ranks, each one layer behind the rank before.
 
-        R layers, R - 1 hops, and L - 1 times a layer, or a hop where that takes longer. On few cores, as many
-        layers at a time as there are ranks at work take their share of them."""
+        R layers, `fill` seconds for all hops from the first rank to the last, and L - 1 times a layer or,
+        where that takes longer, the slowest hop. On few cores, as many layers at a time as there are ranks
+        at work take their share of them."""
         ranks, layers = self.plan.context, self.work.layers
         waves = range(layers + ranks - 1)
         active = [min(wave + 1, ranks, layers, layers + ranks - 1 - wave) for wave in waves]
         computed = sum(layer * self.machine.slowdown(self.plan.data * each) for each in active)
-        return computed + (ranks - 1) * hop + (layers - 1) * max(0.0, hop - layer)
+        return computed + fill + (layers - 1) * max(0.0, hop - layer)
 
     def _alone(self) -> tuple[float, float]:
         """Return the seconds of a block on a rank alone on the machine, forward and backward,

@@ -89,7 +89,8 @@ class Options:
             other = "runtime" if self.engine == "pytorch" else "pytorch"
             raise ValueError(f"weights {lacking} are for --engine {other}, got engine={self.engine!r}")
         refuse_folder("out", self.out)
-        written = {x.resolve() for x in (self.out, self.out.with_name(f"{self.out.stem}-completions.png"))}
+        drawn = [self.out] if self.samples else []
+        written = {x.resolve() for x in (*drawn, self.out.with_name(f"{self.out.stem}-completions.png"))}
         if isinstance(self.complete, tuple) and written & {x.resolve() for x in self.complete}:
             raise ValueError(f"out would replace an image to complete: name another file, got {self.out}")
         check_fraction(self.fraction)

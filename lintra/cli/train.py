@@ -230,12 +230,12 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
     return dataclasses.replace(model, **changes)
 
 
-def _with_paper_block(model: Any, kind: Any) -> Any:
-    """Return a model's configuration with blocks as the paper of its mechanism has them; of another one,
-    which it is to get, if `kind` is not None.
+def _with_paper_block(model: Any, config: Any) -> Any:
+    """Return a model's configuration with blocks as in the paper of `config`, its mechanism to be; None: the
+    one that it has.
 
     Raises UsageError for a mechanism that names none."""
-    config = kind or getattr(model.encoder if isinstance(model, ctc.Config) else model, "attention", None)
+    config = config or getattr(model.encoder if isinstance(model, ctc.Config) else model, "attention", None)
     name = attention.name_of(type(config))
     kind = None if name is None else attention.mechanism(name)
     if kind is None or not kind.paper_block:

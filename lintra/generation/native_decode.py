@@ -122,7 +122,7 @@ class NativeDecoder:
         weights: Weights = "float32",  # how the weights are kept: "float32", "bfloat16" or "int8"
     ):
         check_weights(model, weights)
-        if model.training:
+        if any(module.training for module in model.modules()):
             raise ValueError("a fused step is for evaluation: call model.eval() first")
         self.model = model
         _check_state(model.start(len(state.seen)), state)

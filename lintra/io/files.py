@@ -86,7 +86,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 def publish(new: Path, path: Path) -> None:
     """Put a file or folder that is written at `path`, where it appears at once and whole; what was there is
-    then at `new`, if it was a folder. Raises OSError."""
+    then at `new` or beside it, if it was a folder. Raises OSError."""
     written = [new, *(new.rglob("*") if new.is_dir() else ())]
     _open_to_readers(written)
     _flush(*written)

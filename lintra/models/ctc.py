@@ -148,7 +148,7 @@ class CTC(nn.Module):
             raise TypeError(f"state must be a CTCState, got {type(state).__name__}")
         cast("Encoder", self.encoder).check_state(state.encoder, EncoderState, len(x), "x")
         if [x.shape[2] for x in state.edges] != [x.in_channels for x in self.stages]:
-            widths, own = ([x.shape[2] for x in state.edges], [x.in_channels for x in self.stages])
+            widths, own = [x.shape[2] for x in state.edges], [x.in_channels for x in self.stages]
             raise ValueError(f"state is for stages of widths {widths}, the model has stages of widths {own}")
         if x.shape[1] % self.config.subsample and not last:
             raise ValueError(

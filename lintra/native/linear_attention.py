@@ -88,9 +88,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
     """The gradients of `forward`: of q, k, v, log_decay, log_input, and of the state before.
 
-    `dy`, `dkv`, `dz` are those of what `forward` returned (the last two may be None, for zero), `y` and `den`
-    its results. The gradients of q, k, v have their dtype, the others the sum dtype; those of log_decay and
-    log_input are None where the input is. Raises MemoryError.
+    `dy`, `dkv`, `dz` are those of what `forward` returned (the last two may be None, for zero), `y` (may be
+    empty without `normalize`) and `den` its results. The gradients of q, k, v have their dtype, the others
+    the sum dtype; those of log_decay and log_input are None where the input is. Raises MemoryError.
     """
     total = den.dtype
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))

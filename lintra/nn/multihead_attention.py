@@ -161,7 +161,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = layout.zero(query), layout.zero(key), layout.zero(value)
         extra = {name: project(key) for name, project in self.extra_proj.items()}
         form = self._forms[causal]
-        if form.training != self.attention.training:  # one of the two is no submodule, whose mode others set
+        if form.training != self.attention.training:  # what sets the modes of all submodules passes over one
             form.train(self.attention.training)
         y = form(*self._project(query, key, value), layout=layout, **extra)
         return layout.zero(self.out_proj(y.flatten(2)))
@@ -229,8 +229,8 @@ def _build(
 
 
 def _share(owner: Attention, other: Attention) -> None:
-    """Have one form compute with the parameters, buffers and hooks of the other, now and after they are
-    replaced.
+    """Have one form compute with the parameters, buffers and forward hooks of the other, now and after they
+    are replaced.
 
     Raises ValueError where they differ."""
     owned, others = (

@@ -220,7 +220,7 @@ def _blocks(
     before, after = min(before, s - 1), min(after, t - 1)
     c = min(LARGEST, max(SMALLEST, (before + after) // 2))
     j = before + c + after
-    if j >= s and t * s * r <= BUSY:  # one block of all queries and keys
+    if j >= s and (t <= c or t * s * r <= BUSY):  # one block of all queries and keys
         c, front, back, j = t, 0, 0, s
     else:
         front, back, lead = before - lead, -t % c + after, before

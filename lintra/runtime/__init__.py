@@ -202,7 +202,8 @@ class Sequence:
         """The symbol that a number in [0, 1) draws, as `Sampler.draw` does; None: the next number of the
         sequence's own generator."""
         if uniform is None:
-            self.params()  # raises before a number is taken where there is nothing to draw from
+            if self.library.lrt_params(self.address) is None:  # then no number is taken
+                raise Error(self.library.lrt_error(_NOTHING_READ).decode())
             uniform = self.uniform()
         top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
         top_p = 1.0 if sampler.top_p is None else sampler.top_p

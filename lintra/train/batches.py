@@ -19,7 +19,8 @@ _WORD = 2**64 - 1
 
 
 def seed_of(*numbers: int) -> int:
-    """Return one well-mixed 63-bit seed from several non-negative numbers; further zeros change nothing."""
+    """Return one well-mixed 63-bit seed from several non-negative numbers; zeros after them may not change
+    it."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -85,9 +85,13 @@ def await_run(run: Run) -> Run:
 def _meet(run: Run) -> None:
     """Wait until all processes are here, where Lightning has started them for an earlier run of this program:
     they do not wait for the first one to start them again."""
-    if launch.launcher() is None and dist.is_initialized() and launch.processes(run.train) > 1:
-        with lost_at_start(run):
-            dist.barrier()
+    size = launch.processes(run.train)
+    if launch.launcher() is not None or not dist.is_initialized() or size == 1:
+        return
+    if (before := dist.get_world_size()) != size:  # Lightning starts no others any more
+        raise Error(f"this program has trained with {before} processes before, and cannot with {size}")
+    with lost_at_start(run):
+        dist.barrier()
 
 
 @lru_cache(maxsize=1)

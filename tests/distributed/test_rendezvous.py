@@ -139,16 +139,16 @@ def test_one_that_does_not_come_is_waited_for_no_longer_than_the_timeout(two_ran
     )
 
 
-def test_a_port_that_is_taken_is_named(two_ranks, tmp_path):
+def test_a_port_that_is_taken_is_named(two_ranks):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        error = two_ranks.call(first_listens, str(tmp_path / "run"), port)[0]
+        error = two_ranks.call(first_listens, port)[0]
     assert error.startswith(f"Error: the first process cannot listen at 127.0.0.1:{port} (MASTER_ADDR, ")
 
 
-def first_listens(folder: str, port: int) -> str:
+def first_listens(port: int) -> str:
     """The error of the first of two processes that are started on two nodes."""
     if dist.get_rank():
         return ""

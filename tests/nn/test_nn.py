@@ -413,3 +413,4 @@ def test_dropout_has_a_mode_of_its_own(activation):
             part.train()
     x = torch.randn(1, 5, 8)
     assert not torch.equal(block(x), block(x))
+    assert not torch.equal(mlp(x), mlp(x))

@@ -203,7 +203,12 @@ def test_no_array_is_longer_than_the_band():
 
 def test_a_window_over_nearly_everything_is_no_matrix(monkeypatch):
     """Where all scores at once are too many, it is cut into blocks like any other."""
-    monkeypatch.setattr(banded, "BUSY", 2**12)
+    for name in ("BUSY", "CACHED"):
+        monkeypatch.setattr(banded, name, 2**12)
     monkeypatch.setattr(banded, "runs_natively", lambda *tensors: False)
     for before, after in ((99, 0), (95, 60), (200, 200)):
         same(draw(100, 100, h=2, g=1, d=3, e=2), before=before, after=after)
+    inputs = draw(1000, h=1, g=1, batch=1)
+    with Largest() as largest:
+        gradients(banded_attention(*inputs, before=999, after=0).o, inputs)
+    assert largest.numbers < 1000**2 // 8  # blocks have 64 x 1,063 scores

@@ -450,6 +450,7 @@ def test_refuses(inputs, options, error, message):
         fast(*inputs, **options)
 
 
+@compiled_in
 def test_a_state_of_another_dtype_is_not_read():
     """A layout stands for arguments that have been checked, and a compiler skips the checks of a state."""
     x, w = torch.randn(1, 5, 8), torch.randn(8, 4)

@@ -211,7 +211,8 @@ def _validate(
 ) -> Layout:
     """Return the layout of k, or raise ValueError or TypeError for arguments that disagree."""
     sizes: dict[str, int] = {}
-    alike, remedy = causal or cu_seqlens is not None, "causal=False reads another sequence" if causal else ""
+    alike = causal or cu_seqlens is not None
+    remedy = "causal=False reads another sequence" if cu_seqlens is None else ""
     checks.qkv(q, k, v, mask, sizes, same_length=alike, remedy=remedy, value_heads="o")
     layout = Layout.of("k" if cu_seqlens is None else "q", k, mask, cu_seqlens)
     keys, values = sizes["g"], sizes["o"]
