@@ -16,10 +16,11 @@ description, values, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3
 about = json.loads(description.read_text())
 if about["opset"] > 26:  # newer than onnxruntime 1.31 reads by default
     os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"
-session = onnxruntime.InferenceSession(description.with_name(about["files"]["step"]))
-vocabulary, token = about["vocabulary"], about["start_symbol"]
+token = about.get("start_symbol")
 if token is None or about["output"]["name"] != "Logits":
     sys.exit("the model must be a decoder with a start symbol and logits")
+vocabulary = about["vocabulary"]
+session = onnxruntime.InferenceSession(description.with_name(about["files"]["step"]))
 states = [x for x in about["inputs"] if "start" in x]
 state = {
     x["name"]: np.full([n if isinstance(n, int) else 1 for n in x["shape"]], float(x["start"]), x["type"])

@@ -67,10 +67,11 @@ class Microphone:
                     if sum(map(len, kept)) >= wanted:
                         yield Audio(np.concatenate(kept), self.rate)
                         kept = []
-                kept += [self._taken(heard.get(), name) for _ in range(heard.qsize())]
+                for _ in range(heard.qsize()):
+                    kept.append(self._taken(heard.get(), name))
             if kept:
                 yield Audio(np.concatenate(kept), self.rate)
-        except SpeechError:  # the device has gone away
+        except SpeechError:  # what came before is heard
             if kept:
                 yield Audio(np.concatenate(kept), self.rate)
             raise

@@ -58,7 +58,8 @@ class LintraPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
         """Change the number of symbols. Raises ValueError where more than one table depends on it."""
         config = self.config
-        several = config.start or config.context or config.tie_word_embeddings or config.head_activation
+        several = config.start or config.context or config.tie_word_embeddings
+        several = several or (config.head_activation and self.head_name == "lm_head")
         if several or config.embed != "token" or config.output["name"] != "Logits":
             raise ValueError(
                 "resize_token_embeddings needs start=False, context=(), tie_word_embeddings=False, "

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from lintra.hf.base import LintraPreTrainedModel, layout_of
 from lintra.hf.cache import LintraCache
 from lintra.hf.config import LintraConfig
-from lintra.hf.offload import extending, is_offloaded, onloaded, refuse_several_devices
+from lintra.hf.offload import extending, is_offloaded, onloaded, several_devices
 from lintra.models import decoder
 
 
@@ -59,11 +59,16 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             raise ValueError("packed sequences cannot be continued: use_cache must be False")
         if use_cache is None:
             lookahead = any(block.attn.attention.can.lookahead for block in self.model.blocks)
-            wanted = not (self.training or lookahead) and labels is packed is None
+            unable = self.training or lookahead or several_devices(self)
+            wanted = not unable and labels is packed is None
             use_cache = self.config.use_cache and wanted
         offloaded = is_offloaded(self)
         if use_cache or cache is not None:
-            refuse_several_devices(self)
+            if several_devices(self):
+                raise ValueError(
+                    "a model on several devices cannot use a cache: load it with one device in device_map, "
+                    "or pass use_cache=False"
+                )
             cache = LintraCache() if cache is None else cache
             with onloaded(extending(self.model) if offloaded else ()):
                 hidden, state = self.model.extend(input_ids, cache.state, mask=mask)

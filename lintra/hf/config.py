@@ -79,7 +79,7 @@ class LintraConfig(PreTrainedConfig):
         given["attention"] = _mechanisms(given["attention"])
         super().__post_init__(**given)
         self.network(decoder)
-        self.network(encoder, outputs=1)  # a model with a head may have more of its fields
+        self.network(encoder, outputs=1)  # which head_activation needs
 
     def network(self, module: Any, **given: Any) -> Any:
         """Return the configuration of the network that a module of lintra.models defines, `given` first.

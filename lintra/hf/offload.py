@@ -19,16 +19,10 @@ def is_offloaded(model: nn.Module) -> bool:
     return not {"disk", "cpu"}.isdisjoint(places.values())
 
 
-def refuse_several_devices(model: nn.Module) -> None:
-    """Raise ValueError where accelerate has spread a model over several devices: a call of `extend` does not
-    go through its hooks, which move tensors from one to the next."""
-    places = set(getattr(model, "hf_device_map", {}).values()) - {"cpu", "disk"}
-    if len(places) > 1:
-        devices = ", ".join(map(str, sorted(places, key=str)))
-        raise ValueError(
-            f"a model on several devices cannot use a cache, got {devices}: load it with one device in "
-            "device_map, or pass use_cache=False"
-        )
+def several_devices(model: nn.Module) -> bool:
+    """Return whether accelerate has spread a model over several devices: a call of `extend` does not go
+    through its hooks, which move tensors from one to the next."""
+    return len(set(getattr(model, "hf_device_map", {}).values()) - {"cpu", "disk"}) > 1
 
 
 def extending(model: Decoder) -> Iterator[nn.Module]:

@@ -81,9 +81,9 @@ def computed(
 ) -> tuple[ComputedCorpus, list[Skipped]]:
     """The utterances that can be used, and the others with the reason.
 
-    No features are computed: a recording's length is that of its header, where that can be relied on (not of
-    MP3). speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is
-    noticed when it is heard.
+    No features are computed: a recording's length is its duration in the manifest, or that of its header; an
+    MP3 without a duration is decoded. speeds and report are those of `prepare`, and so are the errors. Damage
+    inside a recording is noticed when it is heard.
     """
     check_speeds(speeds)
     used, frames, skipped = [], [], []

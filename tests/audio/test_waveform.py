@@ -144,9 +144,10 @@ def test_a_name_that_says_too_little_or_is_no_text(write, monkeypatch):
     monkeypatch.setattr(decoder.shutil, "which", lambda name: None)
     with pytest.raises(SpeechError, match=r"x\.raw .*by its name it holds raw samples"):
         read(raw, RATE)
-    odd = path.with_name(os.fsdecode(b"\xff.wav"))
-    shutil.copy(path, odd)
-    np.testing.assert_array_equal(read(odd, RATE), read(path, RATE))
+    if sys.platform != "darwin":  # which has no such names
+        odd = path.with_name(os.fsdecode(b"\xff.wav"))
+        shutil.copy(path, odd)
+        np.testing.assert_array_equal(read(odd, RATE), read(path, RATE))
 
 
 def test_a_section_shorter_than_a_sample_is_empty(write):

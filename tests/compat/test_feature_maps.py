@@ -209,7 +209,6 @@ def test_the_modules_have_their_names():
 
 def test_padding_does_not_set_the_maximum_of_a_stabilized_favor():
     attention = LinearAttention(32, Favor.factory(stabilize=True, deterministic_eval=True)).eval()
-    attention.feature_map.new_feature_map("cpu")
     x = 20 * torch.randn(1, 4, 1, 32, generator=torch.Generator().manual_seed(0))
     padded, lengths = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 2)), LengthMask(torch.tensor([4]), 6)
     whole = FullMask(6)

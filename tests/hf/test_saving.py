@@ -372,5 +372,6 @@ def test_entries_that_quantised_layers_add_to_a_state_dict_are_left_alone():
 def test_a_model_on_several_devices_has_no_cache():
     model = hf.LintraForCausalLM(hf.LintraConfig(vocab_size=11, width=16, layers=1, heads=2)).eval()
     model.hf_device_map = {"model.blocks.0": 0, "lm_head": 1}
-    with pytest.raises(ValueError, match="a model on several devices cannot use a cache, got 0, 1"):
+    with pytest.raises(ValueError, match="a model on several devices cannot use a cache"):
         model(torch.randint(11, (1, 3)), use_cache=True)
+    assert model(torch.randint(11, (1, 3))).past_key_values is None

@@ -81,9 +81,9 @@ def causal_conv1d_update(
 ) -> Tensor:
     """Convolve a few further tokens: y like x, and `conv_state` is updated in place.
 
-    x [b d] or [b d t] and conv_state [b d l], l >= max(1, w - 1), of one dtype; weight [d w], bias [d]. The
-    last w - 1 inputs in conv_state come before x, which is then appended. With `cache_seqlens` [b] of
-    integers conv_state is a circular buffer instead: the first token goes to place cache_seqlens % l. With
+    x [b d] or [b d t] and conv_state [b d l], l >= max(1, w - 1), each of its own dtype; weight [d w], bias
+    [d]. The last w - 1 inputs in conv_state come before x, which is then appended. With `cache_seqlens` [b]
+    of integers conv_state is a circular buffer instead: the first token goes to place cache_seqlens % l. With
     `conv_state_indices` [b] conv_state is [r d l] and the indices give the row of each sequence; below 0
     there is none, and y is 0. No row may be given twice. Gradients go through x, weight and bias, and through
     what is written into conv_state to earlier tokens. Raises NotImplementedError for an activation other than
@@ -95,10 +95,14 @@ def causal_conv1d_update(
     tokens = x[..., None] if one else x
     axes = "b d l" if conv_state_indices is None else "r d l"
     sizes = _check(tokens, weight, bias, conv_state=(conv_state, axes))
-    if conv_state.dtype != x.dtype:
-        buffer = conv_state.to(x.dtype)
-        y = causal_conv1d_update(x, buffer, weight, bias, activation, cache_seqlens, conv_state_indices)
-        conv_state.copy_(buffer)
+    no_leaf("conv_state", conv_state)
+    if conv_state.dtype != x.dtype:  # as transformers' own function takes it
+        wide = torch.promote_types(conv_state.dtype, x.dtype)
+        buffer = conv_state.to(wide)  # itself where it is the wider one
+        options = activation, cache_seqlens, conv_state_indices
+        y = causal_conv1d_update(x.to(wide), buffer, weight, bias, *options).to(x.dtype)
+        if buffer is not conv_state:
+            conv_state.copy_(buffer)
         return y
     least = max(1, sizes["w"] - 1)
     if sizes["l"] < least:
@@ -106,7 +110,6 @@ def causal_conv1d_update(
     integers("cache_seqlens", cache_seqlens, "b", sizes, x, "x")
     integers("conv_state_indices", conv_state_indices, "b", sizes, x, "x")
     rows_below("conv_state_indices", conv_state_indices, conv_state.shape[0])
-    no_leaf("conv_state", conv_state)
     tokens = tokens.mT
     if can_call_kernels(tokens, conv_state, weight, bias):
         total = checks.sum_dtype(x.dtype)

@@ -1,7 +1,8 @@
 """lintra's attention in models of transformers, by `attn_implementation`; `import lintra.hf` registers it.
 
 "lintra" is what the model computes anyway, exact softmax attention, in lintra's kernels: sliding windows as
-bands at O(t w), padded and packed batches without a t x t mask; packed sequences stay apart in a call that
+bands at O(t w), padded and packed batches without a t x t mask (with one where there is padding between the
+tokens of a window); packed sequences stay apart in a call that
 makes a cache, too, where transformers' own masks let them see each other. "lintra-<mechanism>", such as
 "lintra-linear" or "lintra-performer", puts that mechanism, with the defaults of its `Config`, between the
 model's own projections: another function of the same weights, to be trained on. `register_attention` gives
@@ -35,7 +36,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
 from lintra.compat.transformers.cache import StateCache, StateLayer, claim
-from lintra.compat.transformers.masking import Visible, visible
+from lintra.compat.transformers.masking import Visible, have_holes, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
 
@@ -147,7 +148,8 @@ def attend(
     seen = attention_mask
     if seen is None or (isinstance(seen, Tensor) and seen.dim() == 2):
         real = None if seen is None else seen.bool()
-        seen = Visible(causal, sliding_window, real, masked=real is not None)
+        holes = real is not None and sliding_window is not None and have_holes(real)
+        seen = Visible(causal, sliding_window, real, masked=real is not None, holes=holes)
     config = configured(name)
     assert config is not None
     if isinstance(seen, Tensor):
@@ -169,16 +171,18 @@ def attend(
     config = _config(name, config, seen.window, scaling, dropout)
     mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
     packed = _packing(seen, q, k, position_ids, cu_seq_lens_q)
-    if layer is not None and seen.holes:
+    if isinstance(mechanism, softmax.SoftmaxAttention):
+        seen = seen._replace(window=mechanism.config.window)
+    if layer is not None and seen.window is not None and seen.holes:
         raise NotImplementedError(
             "the window of a StateCache does not count padding between tokens: leave past_key_values out, "
             "for a cache of transformers' own"
         )
     if isinstance(mechanism, softmax.SoftmaxAttention):
-        seen = seen._replace(window=mechanism.config.window)
         if packed is None and layer is None and not seen.causal:
             return mechanism.attend_all(q, k, v, seen.mask), None
-        if packed is None and layer is None and (q.shape[1] != k.shape[1] or seen.holes):
+        cut = seen.holes and seen.window is not None and seen.window < k.shape[1]
+        if packed is None and layer is None and (q.shape[1] != k.shape[1] or cut):
             return mechanism.attend(q, k, v, seen.pairs(q.shape[1], k.shape[1], q.device)), None
     elif not seen.causal and _crosses(module, q, k):
         raise NotImplementedError(f"attn_implementation={name!r} does not support cross-attention")

@@ -18,7 +18,8 @@ class Visible(NamedTuple):
     window: keys a query sees, its own included; None: all. mask [b s]: True for real keys; None: all are.
     sequence [b t]: the number of each token's packed sequence, neighbours differ; None: nothing is packed.
     size: t, s and the device, where a mask function knows them. masked: whether a mask was given; if
-    `mask` is None all the same, every key was real.
+    `mask` is None all the same, every key was real. holes: whether there is padding between the keys of a
+    sample, those before s included, which a window of transformers counts.
     """
 
     causal: bool
@@ -27,6 +28,7 @@ class Visible(NamedTuple):
     sequence: Tensor | None = None
     size: tuple[int, int, Any] | None = None
     masked: bool = False
+    holes: bool = False
 
     def __getitem__(self, index: Any) -> Any:  # pyright: ignore (a model may slice it as the tensor it is)
         return self.contiguous()[index] if isinstance(index, tuple) else tuple.__getitem__(self, index)
@@ -37,15 +39,6 @@ class Visible(NamedTuple):
             f"this model reads the attention mask (its {name}), as those with an indexer of keys do: "
             "lintra's attention cannot serve it, choose another attn_implementation, such as 'sdpa'"
         )
-
-    @property
-    def holes(self) -> bool:
-        """Whether there is padding between the keys of a sample, which a window of transformers counts; False
-        where that cannot be read."""
-        if self.window is None or self.mask is None or not checks.has_values(self.mask):
-            return False
-        begins = self.mask[:, 1:] & ~self.mask[:, :-1]
-        return bool((begins.sum(1) + self.mask[:, 0] > 1).any())
 
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: its user, `generate` with a static cache, takes only tensors."""
@@ -98,7 +91,10 @@ def visible(
             if real is not None and checks.readable(real) and bool(real.all()):
                 real = None
             size = (q_length, kv_length, device)
-            return Visible(causal, width, real, size=size, masked=attention_mask is not None)
+            masked, holes = attention_mask is not None, False
+            if attention_mask is not None and (width is not None or checks.readable(attention_mask)):
+                holes = have_holes(attention_mask[:, : kv_offset + kv_length])
+            return Visible(causal, width, real, size=size, masked=masked, holes=holes)
         packed = masks.packed_sequence_compatibility_function(function, number, number)
         if causal and attention_mask is None and _alike(mask_function, packed):
             row = torch.arange(batch_size, device=device)[:, None]
@@ -111,6 +107,16 @@ def visible(
     mask = masks.sdpa_mask(*given, device=device, **options)
     assert mask is not None
     return mask
+
+
+def have_holes(mask: Tensor) -> bool:
+    """Return whether there is padding between the keys of a sample of [b s]; False where that cannot be
+    read."""
+    if mask.shape[1] < 3 or not checks.has_values(mask):
+        return False
+    real = mask.bool()
+    begins = real[:, 1:] & ~real[:, :-1]
+    return bool((begins.sum(1) + real[:, 0] > 1).any())
 
 
 def _alike(one: Any, other: Any) -> bool:

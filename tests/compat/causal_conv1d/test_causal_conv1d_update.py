@@ -36,6 +36,10 @@ def test_a_buffer_of_another_dtype_is_rounded_to_it(name):
     expected = update(name, x, buffer.copy_(low), weight, bias)
     assert_close(update(name, x, low, weight, bias), expected, rtol=0, atol=0)
     assert_close(low, buffer.bfloat16(), rtol=0, atol=0)
+    x, buffer, weight, bias = draw(dtype=torch.float32)  # and one that is wider keeps its digits
+    before, some = buffer.clone(), torch.tensor([0, -1, -1])
+    update(name, x.bfloat16(), buffer, weight, bias, conv_state_indices=some)
+    assert torch.equal(buffer[1:], before[1:])
 
 
 def test_autocast_changes_nothing():

@@ -399,6 +399,10 @@ def test_a_window_with_padding_between_tokens_has_no_state():
     mask = torch.tensor([[1] * 8 + [0] * 3 + [1] * 9, [1] * 20])
     with pytest.raises(NotImplementedError, match="does not count padding between tokens"):
         model(tokens(), attention_mask=mask, past_key_values=lintra.hf.cache_for(model))
+    cache = lintra.hf.cache_for(model)  # nor where the padding ends a call
+    model(tokens()[:, :11], attention_mask=mask[:, :11], past_key_values=cache)
+    with pytest.raises(NotImplementedError, match="does not count padding between tokens"):
+        model(tokens()[:, 11:], attention_mask=mask, past_key_values=cache)
 
 
 def test_a_model_called_in_inference_mode_is_trained_afterwards(registered):

@@ -29,9 +29,12 @@ def rotary_embedding(
     if checks.readable(places) and places.numel() and int(places.max()) >= len(cos):
         raise ValueError(f"cos and sin must have {int(places.max()) + 1} places, got {len(cos)}")
     dtype, r = checks.sum_dtype(x.dtype), cos.shape[1]
-    c, s = (table.to(dtype)[places.clamp(min=0)][:, :, None] for table in (cos, sin))  # [b t 1 r]
-    before = (places < 0)[:, :, None, None]
-    c, s = c.masked_fill(before, 1), s.masked_fill(before, 0)
+    padded = isinstance(seqlen_offsets, Tensor) or seqlen_offsets < 0
+    found = places.clamp(min=0) if padded else places
+    c, s = (table.to(dtype)[found][:, :, None] for table in (cos, sin))  # [b t 1 r]
+    if padded:
+        before = (places < 0)[:, :, None, None]
+        c, s = c.masked_fill(before, 1), s.masked_fill(before, 0)
     turned = x[..., : 2 * r].to(dtype)
     first, second = turned.unflatten(-1, (r, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
     pair = first * c - second * s, first * s + second * c
