@@ -68,7 +68,6 @@ struct ChunkBuffers {
                               // [f][C], and of other rows
   T *missing, *written, *y;   // V - (G K) S; N; results, [readers][C][e or f]
   StateRead<T>* reads;
-  T *spare;
   // Backwards.
   T *dy, *dn;                 // dY [readers][C][e], and behind it dN, then X
   T *dp, *da;                 // [readers][s][t], [s][t]
@@ -113,7 +112,6 @@ struct ChunkBuffers {
     c.written = take(values);
     c.y = take(r.readers * kChunk * wide);
     c.reads = (StateRead<T>*)take(all * i64(sizeof(StateRead<T>) / sizeof(T)));
-    c.spare = take(wide + kLanes<T>);
     c.state = take(shape.size());
     if (backward) {
       c.dy = take(all * values);
@@ -199,11 +197,11 @@ struct Sequence {
     start = number * kChunk;
     count = r.tokens - start < kChunk ? r.tokens - start : kChunk;
     const i64 rows = shape.rows();
-    read_rows(r.k, r.real, start, count, 0, c.k, c.f_step, rows, c.spare);
-    read_rows(r.v, r.real, start, count, 0, c.v, c.e_step, shape.columns(), c.spare);
+    read_rows(r.k, r.real, start, count, 0, c.k, c.f_step, rows, (T*)nullptr);
+    read_rows(r.v, r.real, start, count, 0, c.v, c.e_step, shape.columns(), (T*)nullptr);
     for (i64 head = 0; queries && head < r.readers; ++head) {
       T* q = c.q + head * keys;
-      read_rows(r.q, r.real, start, count, (r.first_reader + head) / r.readers_per_query, q, c.f_step, rows, c.spare);
+      read_rows(r.q, r.real, start, count, (r.first_reader + head) / r.readers_per_query, q, c.f_step, rows, (T*)nullptr);
       for (i64 i = 0; i < kChunk * c.f_step; i += W) store(q + i, load(q + i) * r.scale);
     }
     for (i64 t = 0; t < kChunk; ++t) {

@@ -8,7 +8,6 @@ namespace LINTRA_ISA {
 template <class T>
 struct SequenceGradients : Sequence<T> {
   using Sequence<T>::W;
-  using Sequence<T>::kSize;
   using Sequence<T>::r;
   using Sequence<T>::c;
   using Sequence<T>::shape;
@@ -63,7 +62,7 @@ struct SequenceGradients : Sequence<T> {
   void chunk_gradients(i64 number) {
     read_chunk(number, true);
     for (i64 head = 0; head < r.readers; ++head)
-      read_rows(r.dy, r.real, start, count, head, c.dy + head * values, c.e_step, shape.columns(), c.spare);
+      read_rows(r.dy, r.real, start, count, head, c.dy + head * values, c.e_step, shape.columns(), (T*)nullptr);
     fetch_from(number - 1, true, true);
     fetch(2);
     scores(true);
@@ -246,9 +245,8 @@ struct SequenceGradients : Sequence<T> {
     }
     if (!r.per_feature) {
       if (!r.beta) return;
-      memcpy(c.part, c.k, size_t(keys) * sizeof(T));
-      mix_rows<T, false>(weights, c.part, c.f_step, c.dk, width, kChunk);
-      mix_rows<T, true>(weights, c.part, c.f_step, c.dk, width, kChunk);
+      mix_rows<T, false>(weights, c.k, c.f_step, c.dk, width, kChunk);
+      mix_rows<T, true>(weights, c.k, c.f_step, c.dk, width, kChunk);
       return;
     }
     const i64 step = c.f_step, n = width, readers = r.readers;

@@ -288,8 +288,19 @@ def test_a_padded_token_after_a_state_that_is_not_finite_gives_zero(kind):
     inputs = [None if x is None else x.detach() for x in placed(draw(kind, b=2, t=1))]
     state = torch.full_like(inputs[5], torch.inf)
     mask = torch.tensor([[False], [True]], device=DEVICE)
-    y, _ = triton(*inputs[:5], state, mask=mask)
+    y, after = triton(*inputs[:5], state, mask=mask)
     assert not y[0].any()
+    assert torch.equal(after[0], state[0])
+
+
+@every
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
+def test_gradients_of_padding_are_zero_where_those_of_a_state_are_not_finite(kind):
+    q, k, v, *others, state = placed(draw(kind, b=1, t=5))
+    mask = torch.tensor([[False, True, True, True, True]], device=DEVICE)
+    _, after = triton(q, k, v, *others, state, mask=mask)
+    (dv,) = torch.autograd.grad(after, v, torch.full_like(after, torch.inf))
+    assert not dv[:, 0].any()
 
 
 @every

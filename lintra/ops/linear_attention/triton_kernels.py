@@ -347,7 +347,8 @@ def scan_spans(
     added = tl.load(states + (unit * G + g) * SIZE + place, mask=inside & (count > 0), other=0.0)
     for step in range(count):
         at = states + (unit * G + g) * SIZE + place
-        following = tl.load(at + turn * G * SIZE, mask=inside & (step + 1 < count), other=0.0)
+        after = states + ((unit + turn) * G + g) * SIZE + place  # G * SIZE alone would be 32 bits wide
+        following = tl.load(after, mask=inside & (step + 1 < count), other=0.0)
         tl.store(at, state, mask=inside)
         if decays is not None:
             state *= tl.exp(tl.load(decays + unit * G + g))

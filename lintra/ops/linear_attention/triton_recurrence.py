@@ -3,7 +3,8 @@
 If asked to save, the forward keeps P and T for the backward pass, which sums the states of chunks again. No
 value is read back from the GPU. Products of float32 follow the setting for TF32, as in `triton`, except those
 that invert the triangle: where others are TF32, each of these is made of three TF32 products ("tf32x3"),
-which lose next to nothing.
+which lose next to nothing. With inputs of 16 bits, what is computed from them is multiplied in TF32 whatever
+the setting.
 """
 
 from typing import Any
@@ -39,7 +40,7 @@ def _precision(q: Tensor) -> str:
 
 def _chunk(q: Tensor) -> int:
     """Return the tokens per chunk: half without tensor cores, where every thread holds whole rows of what it
-    multiplies."""
+    multiplies, and half with more than NARROW features."""
     half = (_precision(q) == "ieee") + (q.shape[3] > NARROW)
     return max(LEAST, CHUNK >> half)
 

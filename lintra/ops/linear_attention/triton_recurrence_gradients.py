@@ -120,6 +120,7 @@ def state_gradients(
         keys = load_rows(late, row, late_token, column_f, real, F).to(tl.float32)
         total = load_rows(partial_dn, at, E, column_e, real, E)
         total += tl.dot(keys, state, input_precision=PRECISION)
+        total = tl.where(real[:, None], total, 0.0)  # also where the state's gradient is not finite
         wide = inside[:, None] & (column_e < E)[None, :]
         tl.store(dn + at[:, None] * E + column_e[None, :], total, mask=wide)
         if DECAY != "none":
@@ -157,7 +158,7 @@ def value_gradients(
     wide = inside[:, None] & (column < E)[None, :]
     place = at[:, None] * E + column[None, :]
     tl.store(x + place, solved, mask=wide)
-    tl.store(dv + place, solved * rate[:, None], mask=wide)
+    tl.store(dv + place, tl.where(real[:, None], solved * rate[:, None], 0.0), mask=wide)
     part = tl.where(real, tl.sum(solved * values.to(tl.float32), 1), 0.0)
     tl.store(dbeta + tile * rows + at, part, mask=inside)
 

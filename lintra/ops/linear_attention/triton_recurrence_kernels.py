@@ -372,6 +372,8 @@ def step(
     if beta is not None:
         rate = tl.load(beta + at, mask=real, other=0.0)
         value = rate * (value - tl.sum(state * key[:, None], 0))
+        if mask is not None:  # also where the state is not finite
+            value = tl.where(real, value, 0.0)
     state += key[:, None] * value[None, :]
     place = column_f[:, None] * E + column_e[None, :]
     tl.store(final + at * F * E + place, state, mask=inside_f[:, None] & inside_e[None, :])
