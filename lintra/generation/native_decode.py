@@ -122,7 +122,8 @@ class NativeDecoder:
         weights: Weights = "float32",  # how the weights are kept: "float32", "bfloat16" or "int8"
     ):
         check_weights(model, weights)
-        if any(module.training for module in model.modules()):
+        drops = (module for module in model.modules() if isinstance(module, nn.Dropout))
+        if model.training or any(module.training for module in drops):
             raise ValueError("a fused step is for evaluation: call model.eval() first")
         self.model = model
         _check_state(model.start(len(state.seen)), state)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lintra import legacy, models, tasks
 from lintra.checkpoint import (
     CONFIG,
@@ -228,7 +230,7 @@ def first_model(config: Any, settings: Config, task: Any = None) -> Any:
     """
     if settings.start_from is None:
         return config.build()
-    trained = load(settings.start_from).float()  # as a resumed run is, whose weights are read into float32
+    trained = load(settings.start_from).to(torch.get_default_dtype())  # in which a resumed run is built
     if getattr(task, "COPIES", {}) and (other := Run.of(settings.start_from)) is not None:
         refuse_others(task, other.task, f"start_from={settings.start_from}")
     for name in ("symbols", "features"):
