@@ -19,8 +19,8 @@ that are not rotated.
 
 Cost of t tokens: t (2 w + r) (d + e) multiplications and additions a head; causal t (w + r t / (2 l)) (d + e)
 with r summaries of a segment of l tokens: quadratic, by that small factor. Making the summaries takes
-t r (2 d + e) more. The state holds the last w - 1 to
-w + l - 2 tokens, r (d + e) numbers for every finished segment, and the running means of the open one.
+t r (2 d + e) more. The state holds the last w - 1 to w + l - 2 tokens, r (d + e) numbers for every finished
+segment, and the running means of the open one.
 """
 
 import math

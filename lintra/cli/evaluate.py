@@ -24,7 +24,7 @@ from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
 from lintra.evaluate import Estimate, hypotheses
-from lintra.io.files import is_part_of, refuse_folder, refuse_unwritable, write_lines
+from lintra.io.files import expanded, is_part_of, refuse_folder, refuse_unwritable, write_lines
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Task
 from lintra.tasks.series import SeriesTask
@@ -84,7 +84,7 @@ class Options:
     def refuse_data(self, task: Task) -> None:
         """Raise UsageError if an output would overwrite a file that the task reads."""
         named = [getattr(task.config, name) for name in task.config.PATHS]
-        read = [Path(os.path.expanduser(x)) for x in named if x is not None]
+        read = [expanded(x) for x in named if x is not None]
         for file in self.written:
             place = file.expanduser()
             new = not place.exists()  # a new file may lie in a folder of data

@@ -117,6 +117,11 @@ def remove_abandoned(path: Path, *, of: str | None = None) -> None:
                 shutil.rmtree(work)
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with the home that ~ stands for; as it is where the user is not known here."""
+    return Path(os.path.expanduser(path))
+
+
 def is_part_of(path: Path, whole: Path) -> bool:
     """Return whether a path is this file or folder, or lies in it, whatever links lead there."""
     path, whole = path.resolve(), whole.resolve()

@@ -202,8 +202,7 @@ class Sequence:
         """The symbol that a number in [0, 1) draws, as `Sampler.draw` does; None: the next number of the
         sequence's own generator."""
         if uniform is None:
-            if self.library.lrt_params(self.address) is None:  # then no number is taken
-                raise Error(self.library.lrt_error(_NOTHING_READ).decode())
+            self._read(self.library.lrt_params(self.address))  # or no number is taken
             uniform = self.uniform()
         top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
         top_p = 1.0 if sampler.top_p is None else sampler.top_p
@@ -249,10 +248,14 @@ class Sequence:
         self.model.check(code)
 
     def _numbers(self, address: int | None, count: int) -> Tensor:
+        numbers = (ctypes.c_float * count).from_address(self._read(address))
+        return torch.from_numpy(np.array(numbers, np.float32))
+
+    def _read(self, address: int | None) -> int:
+        """Return an address of results. Raises Error if there are none, as before the first token."""
         if address is None:
             raise Error(self.library.lrt_error(_NOTHING_READ).decode())
-        numbers = (ctypes.c_float * count).from_address(address)
-        return torch.from_numpy(np.array(numbers, np.float32))
+        return address
 
 
 def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:

@@ -1,7 +1,6 @@
 """The base classes of tasks: data, a default network, a loss and a score, and their settings."""
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lintra.attention import AttentionPattern
+from lintra.io.files import expanded
 from lintra.models import Decoder, Model
 from lintra.ops.layout import Layout, sequence_bounds
 
@@ -77,7 +77,7 @@ def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
 
     data, test: the task's settings; a test of None holds out a part of `data`. The result is `named`, or None
     if that is the training data of a task that holds a part out."""
-    same = data is not None and Path(os.path.expanduser(data)).resolve() == Path(named).expanduser().resolve()
+    same = data is not None and expanded(data).resolve() == Path(named).expanduser().resolve()
     return None if same and test is None else named
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
-from lintra.io.files import refuse_irregular
+from lintra.io.files import expanded, refuse_irregular
 from lintra.models import decoder
 from lintra.tasks._pixels import HOURS, PixelTask, Split
 from lintra.tasks.base import DataError, TaskConfig, elsewhere
@@ -69,7 +69,7 @@ class ImageFolder(PixelTask):
 
     def at_hand(self) -> bool:
         place = self.config.data if self.config.test is None else self.config.test
-        return place is not None and os.path.exists(os.path.expanduser(place))
+        return place is not None and os.path.exists(expanded(place))
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
+from lintra.io.files import expanded
 from lintra.models import Decoder, decoder
 from lintra.tasks._synthetic import generator
 from lintra.tasks._text import COPIES, TextTask
@@ -57,7 +58,7 @@ class Config(TaskConfig):
                 f"batch_tokens must be a multiple of length={self.length}, got {self.batch_tokens}"
             )
         if self.tokenizer is None and self.data is not None:  # so that a run keeps what its shards say
-            folder = _place(self.data)
+            folder = expanded(self.data)
             object.__setattr__(self, "tokenizer", _shards_tokenizer(folder))
             if self.vocabulary is None:
                 object.__setattr__(self, "vocabulary", token_shards.vocabulary_of(folder))
@@ -263,7 +264,7 @@ class Text(TextTask, BitsTask):
 
     def check(self, model: decoder.Config) -> None:
         super().check(model)
-        packed = self.config.data is not None and token_shards.is_shards(_place(self.config.data))
+        packed = self.config.data is not None and token_shards.is_shards(expanded(self.config.data))
         if packed and not model.start:
             raise DataError(
                 "the first token of each document is predicted from the start symbol: build the decoder with "
@@ -300,11 +301,6 @@ class Text(TextTask, BitsTask):
         else:
             symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
         return torch.tensor([symbols], dtype=torch.int64)
-
-
-def _place(data: str) -> Path:
-    """Return where the data are, or were: a user of their path may not be known here."""
-    return Path(os.path.expanduser(data))
 
 
 def _shards_tokenizer(folder: Path) -> str | None:

@@ -2,12 +2,12 @@
 
 "lintra" is what the model computes anyway, exact softmax attention, in lintra's kernels: sliding windows as
 bands at O(t w), padded and packed batches without a t x t mask (with one where there is padding between the
-tokens of a window); packed sequences stay apart in a call that
-makes a cache, too, where transformers' own masks let them see each other. "lintra-<mechanism>", such as
-"lintra-linear" or "lintra-performer", puts that mechanism, with the defaults of its `Config`, between the
-model's own projections: another function of the same weights, to be trained on. `register_attention` gives
-a name to any other configuration. Mechanisms with parameters or inputs of their own (gated, delta, linformer
-...) are refused: the model has no weights for them, `lintra.hf.LintraForCausalLM` does.
+tokens of a window); packed sequences stay apart in a call that makes a cache, too, where transformers' own
+masks let them see each other. "lintra-<mechanism>", such as "lintra-linear" or "lintra-performer", puts that
+mechanism, with the defaults of its `Config`, between the model's own projections: another function of the
+same weights, to be trained on. `register_attention` gives a name to any other configuration. Mechanisms
+with parameters or inputs of their own (gated, delta, linformer ...) are refused: the model has no weights
+for them, `lintra.hf.LintraForCausalLM` does.
 
 Models with rotary positions rotate q and k before they call attention. A feature map is then applied to
 rotated vectors, above and below the fraction, which is `rotary="inputs"` of `lintra.attention.linear`: y is
@@ -171,17 +171,18 @@ def attend(
     config = _config(name, config, seen.window, scaling, dropout)
     mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
     packed = _packing(seen, q, k, position_ids, cu_seq_lens_q)
-    if isinstance(mechanism, softmax.SoftmaxAttention):
-        seen = seen._replace(window=mechanism.config.window)
-    if layer is not None and seen.window is not None and seen.holes:
+    exact = isinstance(mechanism, softmax.SoftmaxAttention)
+    window = mechanism.config.window if exact else None
+    seen = seen._replace(window=window)
+    if layer is not None and window is not None and seen.holes:
         raise NotImplementedError(
             "the window of a StateCache does not count padding between tokens: leave past_key_values out, "
             "for a cache of transformers' own"
         )
-    if isinstance(mechanism, softmax.SoftmaxAttention):
+    if exact:
         if packed is None and layer is None and not seen.causal:
             return mechanism.attend_all(q, k, v, seen.mask), None
-        cut = seen.holes and seen.window is not None and seen.window < k.shape[1]
+        cut = seen.holes and window is not None and window < k.shape[1]
         if packed is None and layer is None and (q.shape[1] != k.shape[1] or cut):
             return mechanism.attend(q, k, v, seen.pairs(q.shape[1], k.shape[1], q.device)), None
     elif not seen.causal and _crosses(module, q, k):

@@ -44,9 +44,8 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
     _check_kind(model.config, type(model).__name__)
     base: Any = getattr(model, model.base_model_prefix, model)
     # Longformer and Nystromformer begin after the positions that padding once had.
-    first = {"longformer": (base.config.pad_token_id or 0) + 1, "nystromformer": 2}.get(
-        base.config.model_type, 0
-    )
+    padding = base.config.pad_token_id or 0
+    first = {"longformer": padding + 1, "nystromformer": 2}.get(base.config.model_type, 0)
     positions = base.embeddings.position_embeddings.weight[first:]
     options, head = _head(model)
     ours = _config(base.config, len(positions), options).build().to(model.dtype)

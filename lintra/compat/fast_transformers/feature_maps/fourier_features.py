@@ -64,8 +64,8 @@ class RandomFourierFeatures(FeatureMap):
     def _draw(self, device: torch.device | str | None = None) -> None:
         draw = orthogonal_gaussian if self.orthogonal else independent_gaussian
         omega = draw(self.omega.shape[1], self.query_dimensions, "chi", _generator())
-        self.omega = omega.mT.to(self.omega.device if device is None else device, self.omega.dtype)
-        self.omega = self.omega.contiguous()  # as safetensors requires
+        place = self.omega.device if device is None else device
+        self.omega = omega.mT.to(place, self.omega.dtype).contiguous()  # as safetensors requires
 
     def forward(self, x: Tensor) -> Tensor:
         u = self._project(x)

@@ -53,7 +53,8 @@ class FusedRMSNormGated(nn.Module):
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         if elementwise_affine:
-            self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the weights to 1."""

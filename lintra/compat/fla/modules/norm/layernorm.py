@@ -65,9 +65,10 @@ class RMSNorm(nn.Module):
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         if elementwise_affine:
-            self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
             if bias:
-                self.bias = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
+                self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the weights to 1 and the biases to 0."""
