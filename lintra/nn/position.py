@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lintra.ops import checks
-from lintra.ops.rope import angles
+from lintra.ops.rope import angles, at_positions
 
 
 class Sinusoidal(nn.Module):
@@ -24,6 +24,9 @@ class Sinusoidal(nn.Module):
 
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Return codes in float32 or wider, whatever the model is: 16 bits do not tell 1,000 from 1,001."""
+        return at_positions(self._codes, position)
+
+    def _codes(self, position: Tensor) -> Tensor:
         angle = angles(position, self.width, 10_000.0)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 

@@ -7,8 +7,6 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
-from lintra.ops.padding import expand_mask
-
 _GRAPHS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)  # modes that make them
 
 
@@ -164,7 +162,7 @@ def decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
     with torch.no_grad():
         wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else ~(log_decay <= 0)
         if mask is not None:
-            wrong = wrong & expand_mask(mask, log_decay)
+            wrong = wrong & mask[(..., *[None] * (wrong.dim() - 2))]
         if bool(wrong.any()):
             raise ValueError(
                 f"log_decay must be {'finite and ' if finite else ''}at most 0 (a decay of at most 1), got "

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from lintra.ops import checks
+
 
 class LeftAlign(NamedTuple):
     """`gather` brings the real tokens of each sample to the front, in their order; `restore` undoes it."""
@@ -45,7 +47,15 @@ def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Te
     """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there is removed."""
     if mask is None:
         return tensors
+    if checks.readable(mask):  # filling whole rows is faster on CPUs, and free if there are none
+        padded = (~mask).flatten().nonzero()[:, 0]
+        return tuple(_fill_rows(x, padded) for x in tensors) if len(padded) else tensors
     return tuple(x.masked_fill(~expand_mask(mask, x), 0) for x in tensors)
+
+
+def _fill_rows(x: Tensor, rows: Int[Tensor, "n"]) -> Tensor:
+    """x [b t ...] with zeros in some of its b t rows."""
+    return x.flatten(0, 1).index_fill(0, rows, 0).unflatten(0, x.shape[:2])
 
 
 def expand_mask(mask: Bool[Tensor, "b t"], x: Tensor) -> Tensor:
@@ -65,4 +75,6 @@ def put_last(late: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 
 def take(x: Tensor, order: Int[Tensor, "b n"]) -> Tensor:
     """x [b t ...] at places of each sample -> [b n ...]."""
-    return x.gather(1, order.reshape(*order.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+    first = x.shape[1] * torch.arange(x.shape[0], device=x.device)[:, None]
+    rows = x.flatten(0, 1).index_select(0, (first + order).flatten())  # on CPUs, gather is ten times slower
+    return rows.unflatten(0, order.shape)

@@ -1,9 +1,12 @@
 """Rotary position embedding (RoPE). Su et al. 2021, arXiv:2104.09864, section 3.2."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lintra.ops import checks
 from lintra.ops.dispatch import eager
 
 
@@ -13,6 +16,17 @@ def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tenso
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
     exponent = torch.arange(width // 2, dtype=dtype, device=position.device) * (-2 / width)
     return position[..., None].to(dtype) * base**exponent
+
+
+def at_positions(code: Callable[[Tensor], Tensor], position: Int[Tensor, "b t"]) -> Float[Tensor, "b t ..."]:
+    """Return code(position), computed only once for a position that several samples share. On a GPU and in a
+    graph, where looking at positions would stop the device, it is computed for each of them."""
+    if min(position.shape) > 1 and checks.readable(position):
+        first, last = (int(x) for x in position.aminmax())
+        if last - first < position.numel() // 2:
+            table = code(torch.arange(first, last + 1)[None])[0]
+            return table.index_select(0, (position - first).flatten()).unflatten(0, position.shape)
+    return code(position)
 
 
 class RotaryEmbedding:
@@ -46,8 +60,12 @@ class RotaryEmbedding:
             return self._made[f, dtype]
         if f % 2:
             raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
-        angle = angles(self.position, f, self.base)
-        made = angle.cos()[:, :, None].to(dtype), angle.sin()[:, :, None].to(dtype)
+
+        def made_of(wave: Callable[[Tensor], Tensor]) -> Tensor:
+            code = lambda position: wave(angles(position, f, self.base)).to(dtype)  # noqa: E731
+            return at_positions(code, self.position)[:, :, None]
+
+        made = made_of(torch.cos), made_of(torch.sin)
         if eager() and not torch.is_inference_mode_enabled():  # as in Layout
             self._made[f, dtype] = made
         return made

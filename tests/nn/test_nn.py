@@ -1,5 +1,6 @@
 """The layers around a mechanism: shapes in a custom network, padding, extend = forward."""
 
+import itertools
 import math
 
 import pytest
@@ -264,6 +265,21 @@ def test_sinusoidal_is_the_formula():
             angle = p / 10_000 ** (2 * i / 8)
             assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-9)
             assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-9)
+
+
+def test_positions_that_samples_share_have_the_same_code():
+    """Codes are looked up if positions are shared, and computed one by one if they are far apart."""
+    shared, apart = torch.tensor([[0, 1, 2], [3, 2, 1], [5, 5, 5]]), torch.tensor([[7, 1], [90_000, 3]])
+    x = torch.randn(3, 3, 1, 8, dtype=torch.float64)
+    for position in (shared, apart, shared[:1], shared[:, :1], shared[:, :0]):
+        code = Sinusoidal(8)(position)
+        rotated = RotaryEmbedding(position, 100.0)(x[: len(position), : position.shape[1]])
+        for (i, j), place in zip(
+            itertools.product(*map(range, position.shape)), position.flatten(), strict=True
+        ):
+            assert_close(code[i, j], Sinusoidal(8)(place.reshape(1, 1))[0, 0], rtol=0, atol=1e-15)
+            alone = RotaryEmbedding(place.reshape(1, 1), 100.0)(x[i : i + 1, j : j + 1])
+            assert_close(rotated[i, j], alone[0, 0], rtol=0, atol=1e-14)
 
 
 def test_learned_positions_end():

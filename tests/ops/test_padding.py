@@ -1,9 +1,11 @@
-"""Padding is moved after the real tokens by counting, as it would be by sorting."""
+"""Padding is moved after the real tokens by counting, as it would be by sorting; filled and moved rows are
+those that masked_fill and gather give."""
 
 import pytest
 import torch
+from torch.testing import assert_close
 
-from lintra.ops.padding import LeftAlign, put_last
+from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
 
 
 @pytest.mark.parametrize(("batch", "time"), [(40, 9), (3, 1), (2, 0), (0, 5), (2, 700)])
@@ -17,3 +19,66 @@ def test_real_tokens_come_first_in_their_order(batch, time):
     assert torch.equal(front.mask, mask.gather(1, order))
     x = torch.arange(1.0, batch * time + 1).reshape(batch, time, 1)
     assert torch.equal(front.restore(front.gather(x)), x * mask[..., None])
+
+
+MASK = torch.tensor([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
+ORDER = torch.tensor([[3, 0], [1, 1], [2, 3]])
+
+
+def filled(mask, x):
+    return x.masked_fill(~mask[:, :, None, None], 0)
+
+
+def moved(x, order):
+    return x.gather(1, order[:, :, None, None].expand(-1, -1, *x.shape[2:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("cut", [slice(None), slice(1, 3)], ids=["whole", "view"])
+def test_rows_are_those_of_masked_fill_and_gather(dtype, cut):
+    x = (torch.arange(3 * 4 * 5 * 2.0).reshape(3, 4, 5, 2) % 7).to(dtype)[:, :, cut]
+    before = x.clone()
+    assert torch.equal(zero_padding(MASK, x)[0], filled(MASK, x))
+    assert torch.equal(take(x, ORDER), moved(x, ORDER))
+    assert torch.equal(x, before)
+    assert torch.equal(zero_padding(MASK, x[..., 0, 0])[0], x[..., 0, 0].masked_fill(~MASK, 0))
+
+
+def test_rows_have_the_same_derivatives():
+    x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
+    for call in (lambda x: zero_padding(MASK, x)[0], lambda x: take(x, ORDER)):
+        assert torch.autograd.gradcheck(call, x)
+        assert torch.autograd.gradgradcheck(lambda x, call=call: call(x) ** 2, x)
+
+
+def test_padding_that_is_not_finite_has_no_gradient():
+    x = torch.full((3, 4, 5, 2), torch.nan).masked_fill(MASK[:, :, None, None], 2.0).requires_grad_()
+    (dx,) = torch.autograd.grad((zero_padding(MASK, x)[0] ** 2).sum(), x)
+    assert torch.equal(dx, filled(MASK, torch.full_like(x, 4.0)))
+
+
+@pytest.mark.parametrize("of", ["x", "x and mask"])
+def test_rows_inside_vmap(of):
+    x = torch.randn(2, 3, 4, 5, 2)
+    masks, orders = torch.stack((MASK, ~MASK)), torch.stack((ORDER, ORDER.flip(1)))
+    if of == "x":
+        fill, move = (
+            torch.vmap(call)(x) for call in (lambda x: zero_padding(MASK, x)[0], lambda x: take(x, ORDER))
+        )
+        masks, orders = MASK.expand(2, 3, 4), ORDER.expand(2, 3, 2)
+    else:
+        fill, move = (
+            torch.vmap(lambda mask, x: zero_padding(mask, x)[0])(masks, x),
+            torch.vmap(take)(x, orders),
+        )
+    for i in range(2):
+        assert_close(fill[i], filled(masks[i], x[i]), rtol=0, atol=0)
+        assert_close(move[i], moved(x[i], orders[i]), rtol=0, atol=0)
+
+
+def test_rows_in_one_graph():
+    x = torch.randn(3, 4, 5, 2)
+    both = torch.compile(
+        lambda x, mask, order: take(zero_padding(mask, x)[0], order), backend="eager", fullgraph=True
+    )
+    assert torch.equal(both(x, MASK, ORDER), moved(filled(MASK, x), ORDER))
