@@ -24,9 +24,7 @@ PATTERN = (gated.Config(), gated.Config(), gated.Config(), softmax.Config(window
 
 
 def create(folder: Path, data: Path, *, quick: bool) -> train.Run:
-    """Return the run in a folder, or create one if there is none."""
-    if (folder / "run.json").exists():
-        return train.Run.read(folder)
+    """Return the run in a folder, or create one if there is none. Ends the program if it is another run."""
     task = text.Config(data=str(data), length=64 if quick else 256)
     # The default model of the task, with a mechanism for each layer.
     model = dataclasses.replace(task.build().model(PATTERN), layers=4)
@@ -35,6 +33,11 @@ def create(folder: Path, data: Path, *, quick: bool) -> train.Run:
     steps = {"steps": 20, "warmup": 5} if quick else {"steps": 600, "warmup": 50}
     rest = {"batch": 8, "validate_every": steps["steps"] // 4, "save_every": steps["steps"] // 4}
     settings = train.Config(**task.training_preset() | steps | rest)
+    if (folder / "run.json").exists():
+        run = train.Run.read(folder)
+        if Path(run.task.data).resolve() != data.resolve() or run.steps != settings.steps:
+            raise SystemExit(f"{folder} holds a run of another text or number of steps: choose another --dir")
+        return run
     return train.Run.create(folder, task=task, model=model, train=settings)
 
 

@@ -22,10 +22,15 @@ ELSEWHERE = {
 }
 
 
+def ended(name: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run an example in a folder, as a program."""
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
 def said(name: str, folder: Path, *options: str) -> str:
     """Run an example in a folder, as a program; return its output."""
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = ended(name, folder, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,6 +76,12 @@ def test_digits_are_classified_better_than_by_chance(tmp_path, mechanism):
     assert float(last.split()[0]) > 20, last
 
 
+def test_digits_are_not_classified_by_a_causal_mechanism(tmp_path):
+    done = ended("classify_digits", tmp_path, "--attention", "gated")
+    assert done.returncode == 2
+    assert "--attention must be one of aft, bigbird," in done.stderr
+
+
 @pytest.mark.slow
 def test_a_hybrid_is_trained_and_its_window_keeps_the_state_small(tmp_path):
     """The same command again reports a finished run."""
@@ -84,6 +95,11 @@ def test_a_hybrid_is_trained_and_its_window_keeps_the_state_small(tmp_path):
     names, few, many = zip(*(layer.groups() for layer in layers), strict=True)
     assert names == ("gated", "gated", "gated", "softmax")
     assert few[:3] == many[:3]
+    (tmp_path / "other.txt").write_text("abcdefgh" * 200)
+    for options in (("--quick", "--text", "other.txt"), ()):
+        done = ended("train_hybrid", tmp_path, "--dir", "own", *options)
+        assert done.returncode == 1
+        assert "own holds a run of another text or number of steps: choose another --dir" in done.stderr
 
 
 def test_every_example_is_tested():
