@@ -40,7 +40,7 @@ class Options:
     ctm: bool = False  # a line a word: name of the file, channel, start, duration, word
     srt: bool = False  # subtitles
     stream: bool = False  # read piece by piece, write while listening
-    live: bool = False  # hear a microphone, until Ctrl-C
+    live: bool = False  # listen to a microphone, until Ctrl-C
     microphone: str | None = None  # its name, a part of it or its number; None: the system's
     rate: int | None = None  # Hz of raw samples on standard input: 16 bits, one channel
     block: float = 0.5  # seconds of a piece

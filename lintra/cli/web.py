@@ -14,7 +14,7 @@ from lintra.models import CTC
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a model in the browser: it completes your drawing, or transcribes the microphone."""
+    """Run a model in the browser: it completes your drawing, or transcribes what you say."""
 
     model: Path = Path("mnist-small")  # folder of a run or checkpoint, or a bundled model
     port: int = 8642  # of 127.0.0.1; 0: a free one

@@ -2,8 +2,8 @@
 
 One HTML file with the program, the runtime in WebAssembly and the model's weights inside: it works without a
 server and asks the network for nothing. `page` makes it of a model of grey images with linear attention,
-which completes a drawing, or of a recogniser that can stream, which hears the microphone; `Server` answers
-with it on this machine.
+which completes a drawing, or of a recogniser that can stream, which listens to the microphone. `Server`
+answers with it on this machine.
 """
 
 from typing import Any

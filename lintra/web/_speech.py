@@ -1,4 +1,4 @@
-"""The page that transcribes the microphone."""
+"""The page that transcribes speech from the microphone."""
 
 import html
 from typing import Any

@@ -266,7 +266,7 @@
       picture.values.set(values[i], from);
       picture.show(done ? -1 : next);
     }
-    $("speed").textContent = number.format(speed);
+    if (Number.isFinite(speed)) $("speed").textContent = number.format(speed); // clocks of 0.1 s may see none pass
     remember(next);
     if (!done) return;
     running = 0;

@@ -101,6 +101,11 @@
       });
       if (running !== mine) return release(opened);
       opened.begun = true;
+      opened.context.onstatechange = () => {
+        if (running !== mine || microphone !== opened) return;
+        if (opened.context.state === "running") say("Listening: speak.");
+        else say("The browser has paused the sound: press Stop, then start again.", true);
+      };
       for (const track of opened.stream.getTracks())
         track.onended = () => {
           if (running !== mine) return;
