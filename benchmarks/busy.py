@@ -73,7 +73,9 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     busy = list(dict.fromkeys((0, 1, cores, 2 * cores)))
     work = {
         "linear": calls.passes(calls.linear, calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)),
-        "gated delta": _passes("gated delta", sizes),
+        "gated delta": calls.passes(
+            attend("gated delta"), draw_recurrence("gated delta", sizes.tokens, sizes.heads, sizes.dim)
+        ),
         "SDPA softmax": calls.passes(calls.fused, calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)),
     }
     spinners = Spinners(max(busy))
@@ -99,12 +101,6 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             rows.append(Row(f"{name}, {threads} threads {beside}", share, "of one thread", least))
     rows.append(Row("cores", cores, ""))
     return rows, timings
-
-
-def _passes(rule: str, sizes: Sizes) -> Call:
-    inputs = draw_recurrence(rule, sizes.tokens, sizes.heads, sizes.dim)
-    function = attend(rule)
-    return lambda: torch.autograd.grad(function(*inputs).sum(), inputs)
 
 
 def _turn(call: Call, times: int, threads: int, usual: int, spinners: Spinners, busy: int) -> Call:

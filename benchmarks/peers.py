@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lintra.attention import nystromformer
 from lintra.bench import points
 from lintra.bench.calls import Call, Inputs, draw, passes
 from lintra.bench.points import Point
@@ -83,7 +84,8 @@ def _nystrom_attention(inputs: Inputs) -> Call:
     from nystrom_attention import NystromAttention  # pyright: ignore (may not be here)
 
     heads, dim = inputs[0].shape[2:]
-    return _layer(NystromAttention(heads * dim, dim, heads), inputs)
+    landmarks = nystromformer.Config().landmarks  # and no convolution, as here
+    return _layer(NystromAttention(heads * dim, dim, heads, num_landmarks=landmarks, residual=False), inputs)
 
 
 def _linformer(inputs: Inputs) -> Call:

@@ -144,15 +144,7 @@ def attend(rule: str, **more: Any) -> Callable[..., Tensor]:
 
 
 def _both(name: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Work:
-    gradient = torch.randn_like(function(*inputs))
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return function(*inputs)
-
-    def both() -> object:
-        return torch.autograd.grad(function(*inputs), inputs, gradient)
-
+    forward, both = calls.each_pass(function, inputs)
     return {f"{name}, forward": forward, f"{name}, forward + backward": both}
 
 

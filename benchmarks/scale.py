@@ -164,7 +164,7 @@ def calibrated(
         launch=start / work.layers,
         memory=float("inf"),
         memory_bandwidth=work.update_bytes(1, Bytes()) / update,
-        node=len(os.sched_getaffinity(0)) + max(PARTS),  # all ranks are in one node
+        node=_cores() + max(PARTS),  # all ranks are in one node
         inside=links,
         between=links,
         cores=_cores(),

@@ -24,17 +24,19 @@ MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lin
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Time everything -> the table's rows and the single timings."""
-    contestants = {"matmul": matmul()}
+    contestants, configs = {"matmul": matmul()}, {}
     for name in (each for each in attention.names() if attention.mechanism(each).can.causal):
         mechanism = attention.for_length(attention.load(name).Config, sizes.tokens)
-        contestants[name] = step(model(mechanism, sizes), sizes)
+        configs[name] = model(mechanism, sizes)
+        contestants[name] = step(configs[name], sizes)
     timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
     seconds = {name: timing.median for name, timing in timings.items()}
     rate = MATMUL_OPERATIONS / seconds.pop("matmul")
     rows = [Row(f"matmul {MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
     for name, taken in seconds.items():
         rows.append(Row(name, sizes.batch * sizes.tokens / taken, "tokens/s"))
-        rows.append(Row(name, 100 * operations(sizes) / taken / rate, "% of matmul"))
+        share = operations(configs[name], sizes) / taken / rate
+        rows.append(Row(f"{name}: its products", 100 * share, "% of matmul"))
         shares = where_the_time_goes(contestants[name])
         rows += [Row(f"{name}: {op}", share, "% of time") for op, share in shares.items()]
     return rows, timings

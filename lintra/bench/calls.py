@@ -16,8 +16,8 @@ Call = Callable[[], object]
 
 
 def modes(name: str) -> list[bool]:
-    """Return whether a mechanism is measured causal, bidirectional or both; where only one form is, the
-    first."""
+    """Return the forms to measure, True for causal and False for bidirectional; where a benchmark measures
+    only one form, it is the first."""
     can = attention.mechanism(name).can
     return [causal for causal, possible in ((True, can.causal), (False, can.bidirectional)) if possible]
 
@@ -56,8 +56,8 @@ def mechanism(name: str, inputs: Inputs, *, causal: bool, **options: Any) -> Cal
     return both
 
 
-def passes(attend: Attend, inputs: Inputs) -> Call:
-    """Forward + backward of a function of q, k and v, from the sum of y."""
+def passes(attend: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Call:
+    """Forward + backward of a function of these inputs, from the sum of y."""
 
     def both() -> None:
         torch.autograd.grad(attend(*inputs).sum(), inputs)

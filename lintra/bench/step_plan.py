@@ -69,7 +69,8 @@ def plans(strategy: str, ranks: int, length: int, sequences: int) -> Iterator[Pl
     """Yield the plans of a strategy, those in powers of 2: "DDP", "FSDP2", "relay", "scan", "ring", or
     "FSDP2 x relay" and so on, in which parameters are sharded and the context has several ranks.
 
-    None where there are fewer sequences than ranks of the data, or fewer than LEAST tokens to a shard."""
+    There is none unless the ranks of the data divide the sequences and those of the context divide the length
+    into shards of LEAST tokens or more."""
     shards = strategy.startswith("FSDP2")
     name = strategy.removeprefix("FSDP2").removeprefix(" x ").removeprefix("DDP")
     exchange = cast("Exchange | None", name or None)

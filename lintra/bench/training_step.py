@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lintra.attention import linear
 from lintra.bench.timing import interleaved
 from lintra.models import Decoder, decoder
 
@@ -81,7 +80,7 @@ def updates(
     return update
 
 
-def operations(sizes: Sizes) -> int:
+def operations(config: decoder.Config, sizes: Sizes) -> int:
     """6 for each parameter and token of one update."""
-    parameters = sum(p.numel() for p in model(linear.Config(), sizes).build().parameters())
+    parameters = sum(p.numel() for p in config.build().parameters())
     return 6 * parameters * sizes.batch * sizes.tokens

@@ -1,9 +1,11 @@
 """The scaling figure: known exponents, points that do not fit, libraries that are not installed."""
 
+import json
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +159,25 @@ def test_scores_are_in_memory_only_where_they_are_written_out(monkeypatch):
     assert points.cost(sizes.point(FUSED, 1024), 2**30).size < scores
     with pytest.raises(MemoryError):
         points.cost(sizes.point(WRITTEN_OUT, 4096), 16 * scores)
+
+
+@LINUX
+@pytest.mark.parametrize(("first", "told"), [(5.0, 2.0), (70.0, 70.0)])
+def test_a_call_is_timed_again_unless_it_takes_a_minute(first, told, monkeypatch, capsys):
+    """The first call gets fresh memory from the system: its time says little about the next."""
+    clock = SimpleNamespace(now=0.0, left=[first, 2.0])
+
+    def call(point, inputs):
+        def both():
+            if point.tokens > 256:  # beyond the warm-up
+                clock.now += clock.left.pop(0)
+
+        return both
+
+    monkeypatch.setattr(points, "grow_at_most", lambda most: None)  # it would hold for this process
+    monkeypatch.setattr(points.time, "perf_counter", lambda: clock.now)
+    points.tell(scaling.Sizes(tokens=512, heads=1, dim=1).point("linear", 512), 2**30, call)
+    assert json.loads(capsys.readouterr().out)["seconds"] == told
 
 
 def test_lines_are_the_points_among_the_rows():

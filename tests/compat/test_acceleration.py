@@ -12,7 +12,7 @@ from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 import lintra
-from benchmarks.families import FAMILIES, GRADIENTS, check, fallbacks
+from benchmarks.families import FAMILIES, GRADIENTS, Outcome, check, fallbacks
 from lintra import native
 from lintra.compat import kernels
 
@@ -29,6 +29,13 @@ def test_a_family_gives_the_same_on_our_kernels(name):
     outcome = check(name)
     assert outcome.passed, outcome
     assert outcome.kernels
+
+
+@pytest.mark.parametrize("part", ["logits", "cached", "gradients"])
+def test_a_family_that_gives_nan_does_not_pass(part):
+    errors = {"logits": 0.0, "cached": 0.0, "gradients": 0.0}
+    assert Outcome(kernels=["one"], same_tokens=True, **errors).passed
+    assert not Outcome(kernels=["one"], same_tokens=True, **errors | {part: float("nan")}).passed
 
 
 def weight_gradients(model: nn.Module, tokens: torch.Tensor, *pieces: int) -> torch.Tensor:
