@@ -147,8 +147,10 @@ def _of_all(evaluation: dict[str, Any]) -> bool:
 
 def _before(run: train.Run) -> Path | None:
     """The packed model that a training started from, if it did."""
-    folder = None if run.train.start_from is None else Path(run.train.start_from)
-    return folder if folder is not None and (folder / LOG).exists() else None
+    if run.train.start_from is None:
+        return None
+    folder = checkpoint.find(run.train.start_from)  # of a run, packed, or by the name of what is shipped
+    return folder if (folder / LOG).exists() else None
 
 
 def _stages(folder: Path) -> list[train.Run]:
@@ -309,7 +311,7 @@ def _training(
 def _time(hours: float, gpu: str | None) -> str:
     if gpu is not None:
         return f"{60 * hours:.0f} minutes\n  of one GPU that did other work too ({gpu})"
-    return f"{hours:.1f} hours\n  of processor time on one or two cores that did other work too ({cpu()})"
+    return f"{hours:.1f} hours\n  by the clock on one or two cores that did other work too ({cpu()})"
 
 
 def _validated(stages: Sequence[train.Run]) -> str:

@@ -92,6 +92,14 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
     assert sorted(commands, key=again.index) == commands
 
 
+def test_a_training_from_a_shipped_model_names_it(tmp_path):
+    """Models that come with lintra are named, not only found as folders."""
+    run = train.Run(folder=tmp_path, task=None, model=None, train=train.Config(start_from="mnist-small"))
+    assert ship["_before"](run) == checkpoint.SHIPPED / "mnist-small"
+    gone = dataclasses.replace(run, train=train.Config(start_from=str(tmp_path / "gone")))
+    assert ship["_before"](gone) is None
+
+
 def test_a_run_that_is_not_over_is_not_packed(tmp_path, trained):
     run = trained("run", max_minutes=1e-9, save_every=1)
     with pytest.raises(SystemExit, match=r"has done \d of 10 steps: resume it"):

@@ -86,13 +86,13 @@ def outcome(name: str) -> Path:
     return HERE / "outcomes" / f"{name.replace(', ', '-')}.json"
 
 
-def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
-    """Train those of `trials` that are not trained yet, keep the outcomes and draw the curves."""
+def measure(every: list[Trial], workers: int | None, minutes: float) -> list[Path]:
+    """Train those of `trials` that are not trained yet, keep the outcomes, and return the pictures drawn of
+    the curves."""
     train_and_keep(
         [lambda: every], COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes
     )
-    report = json.loads(TIMES.read_text())
-    print(table(report), *(f"chart saved in {file}" for file in draw(report)), sep="\n\n")
+    return draw(json.loads(TIMES.read_text()))
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:

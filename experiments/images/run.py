@@ -56,7 +56,7 @@ def changes(task: images.Images) -> list[Changes]:
     ]
 
 
-# Parts of `best`, each left out by itself, with all of the above in place.
+# Changes to `best`, each by itself on top of all of the above.
 FURTHER: list[Changes] = [
     ("a running mean of the weights (0.99)", {}, {"ema": 0.99}),
     ("a running mean (0.99), and a rate that does not fall", {}, {"ema": 0.99, "schedule": "constant"}),
@@ -117,12 +117,12 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
 
 
 def ablation_tables(report: dict[str, Any]) -> list[str]:
-    """Mean and spread over the seeds: of the parts that make up `best`, and of `best` without each part."""
+    """Mean and spread over the seeds: of the parts that make up `best`, and of further changes to it."""
     scores = report["scores"]
-    without = [name for name, _, _ in FURTHER if name in scores]
+    further = [name for name, _, _ in FURTHER if name in scores]
     parts = {
-        "change, on top of those above it": [name for name in scores if name not in without],
-        "change, by itself on top of all of them": without,
+        "change, on top of those above it": [name for name in scores if name not in further],
+        "change, by itself on top of all of them": further,
     }
     tables = []
     for head, names in parts.items():
@@ -148,9 +148,12 @@ def speed_tables(report: dict[str, Any]) -> list[str]:
 
 def measure_speed() -> None:
     keep_freed_memory()
-    parts = (speed.measure, speed.state_sizes)
-    rows = [row for data in speed.BATCHES for part in parts for row in part(data)]
-    reports.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
+    rows, timings = [], {}
+    for data in speed.BATCHES:
+        measured, each = speed.measure(data)
+        rows += [*measured, *speed.state_sizes(data)]
+        timings |= each
+    reports.write(HERE / "speed.json", rows, timings, command="python experiments/images/run.py speed")
     print("\n\n".join(speed_tables(json.loads((HERE / "speed.json").read_text()))))
 
 
@@ -161,12 +164,17 @@ def main() -> None:
     add_options(parser, minutes=60.0)
     options = parser.parse_args()
     if options.what == "speed":
+        if options.list or options.data is not None:
+            parser.error("speed trains nothing: it takes neither --data nor --list")
         measure_speed()
         return
     if options.data is None:
         parser.error(f"{options.what} needs --data")
     saved = json.loads(ABLATION.read_text()) if ABLATION.exists() else {}
     scores = saved.get("scores", {})
+    if options.what == "hours" and options.list and not hours.TIMES.exists():
+        print("to do: what a step of each takes, which says how many steps are trained")
+        return
     if options.what == "ablation":  # what the file holds is not trained again
         trials = [trial for trial in ablation(options.data) if trial.name not in scores]
     else:
@@ -178,7 +186,9 @@ def main() -> None:
         tell(trials)
         return
     if options.what == "hours":
-        hours.measure(trials, workers=options.workers, minutes=options.minutes)
+        files = hours.measure(trials, workers=options.workers, minutes=options.minutes)
+        print(*hours_tables(json.loads(hours.TIMES.read_text())), sep="\n\n")
+        print(*(f"chart saved in {file}" for file in files), sep="\n")
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)
     if any(trial.scored() is None for trial in trials):

@@ -8,7 +8,7 @@ import torch
 from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench.next_token import state_at
 from lintra.bench.reports import Row, by_name
-from lintra.bench.timing import interleaved
+from lintra.bench.timing import Timing, interleaved
 from lintra.generation.native_decode import NativeDecoder
 from lintra.tasks import images
 
@@ -42,11 +42,13 @@ class Contestant(NamedTuple):
         return f"{self.way}, {self.batch} at a time, token {position:,}"
 
 
-def measure(data: str, rounds: int = 7) -> list[Row]:
-    """Images a second, and seconds for one image, of the paper's model for these data."""
+def measure(data: str, rounds: int = 7) -> tuple[list[Row], dict[str, Timing]]:
+    """Images a second, and seconds for one image, of the paper's model for these data, and the single
+    timings. Ways are measured one after another, tokens of one way in turns."""
     length = images.Config(data=data).build().length
     positions = [length * (2 * i + 1) // (2 * PARTS) for i in range(PARTS)]
     found: dict[str, dict[int, float]] = {}  # way -> batch -> seconds of a batch of images
+    every: dict[str, Timing] = {}
     for way, batches in BATCHES[data].items():  # a way at a time: the caches of all would not fit
         model = _model(data, way)
         for batch in batches:
@@ -54,7 +56,8 @@ def measure(data: str, rounds: int = 7) -> list[Row]:
             timings = interleaved(calls, rounds=rounds, at_least=0.02, settle=1.0)
             tokens = sum(timing.median for timing in timings.values()) / PARTS
             found.setdefault(way, {})[batch] = length * tokens
-    return list(_rows(data, found))
+            every |= {f"{data}: {name}": timing for name, timing in timings.items()}
+    return list(_rows(data, found)), every
 
 
 def _rows(data: str, found: dict[str, dict[int, float]]) -> Iterator[Row]:

@@ -24,6 +24,7 @@ from lintra.speech import Search, corpora
 from lintra.speech.corpus import prepare
 
 RESULTS = "arrangements.json"  # in the model's folder
+MODEL = "spoken-digits"
 DIGITS = ((1, 7), (20, 20), (50, 50))  # the fewest and the most of a string
 SEEDS = range(31)
 
@@ -69,9 +70,7 @@ def main() -> None:
         description="A recogniser's errors in many arrangements of its test set."
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with fsdd.tar.xz and fsdd_index.csv")
-    parser.add_argument(
-        "--model", default="spoken-digits", help="a model's folder, or what comes with lintra"
-    )
+    parser.add_argument("--model", default=MODEL, help="a model's folder, or what comes with lintra")
     options = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -81,7 +80,8 @@ def main() -> None:
         name(*joined): [error_rates(model, options.data, joined, seed) for seed in SEEDS] for joined in DIGITS
     }
     place = folder / RESULTS
-    command = "python experiments/speech/arrangements.py --data DIR"
+    other = "" if options.model == MODEL else f" --model {options.model}"
+    command = f"python experiments/speech/arrangements.py --data DIR{other}"
     reports.write(place, rows(found), {}, command=command, seeds=list(SEEDS), arrangements=found)
     print(table(json.loads(place.read_text())))
     print(f"saved in {place}")

@@ -1,8 +1,8 @@
 """A recogniser that listens for minutes: its errors, the time it takes and the memory it keeps.
 
-    python experiments/speech/streaming.py --data DIR [--model spoken-digits]
+    python experiments/speech/streaming.py --data DIR
 
-One thread. Nothing else may run beside it.
+One thread. Nothing else may run beside it. What is measured of another model (--model) is written to --out.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from lintra.speech.manifest import Utterance
 from lintra.speech.streaming import Transcriber
 
 RESULTS = Path(__file__).with_name("streaming.json")
+MODEL = "spoken-digits"
 MINUTES = 10
 PIECE = 0.5  # seconds
 
@@ -65,10 +66,11 @@ def listen(model: CTC, strings: Sequence[Utterance]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A recogniser that listens for minutes.")
     parser.add_argument("--data", type=Path, required=True, help="folder with fsdd.tar.xz and fsdd_index.csv")
-    parser.add_argument(
-        "--model", default="spoken-digits", help="the folder of a run, or what comes with lintra"
-    )
+    parser.add_argument("--model", default=MODEL, help="the folder of a run, or what comes with lintra")
+    parser.add_argument("--out", type=Path, help="the file to write, needed with --model")
     options = parser.parse_args()
+    if options.out is None and options.model != MODEL:
+        parser.error(f"--model needs --out: {RESULTS.name} is of {MODEL}")
     keep_freed_memory()
     torch.set_num_threads(1)
     model = checkpoint.load(checkpoint.find(options.model))
@@ -80,7 +82,9 @@ def main() -> None:
             break
     rows = listen(model, strings)
     print(reports.table(rows))
-    reports.write(RESULTS, rows, {}, command="python experiments/speech/streaming.py --data DIR")
+    other = "" if options.model == MODEL else f" --model {options.model} --out {options.out}"
+    command = f"python experiments/speech/streaming.py --data DIR{other}"
+    reports.write(options.out or RESULTS, rows, {}, command=command)
 
 
 if __name__ == "__main__":
