@@ -22,6 +22,12 @@ if os.environ.get("LINTRA_EXPECT_NATIVE") and not native.available():
     raise RuntimeError(f"the native library was expected here: {native.why_not()}")
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    """Have what a test draws from the global generator not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def one_thread(monkeypatch):
     """On one CPU thread: sums come out in one order, and tiny operations do not wait for other threads."""

@@ -18,7 +18,7 @@ from benchmarks import journeys, predictions, scale
 from experiments.compare import search, tables
 from experiments.compare.problems import COMPARISON
 from experiments.lra.problems import ARENA
-from lintra import attention, evaluate
+from lintra import attention, checkpoint, evaluate, export
 from lintra.attention import AttentionConfig
 from lintra.bench import machines
 from lintra.bench.reports import by_name, checksum
@@ -33,6 +33,8 @@ DOCUMENTS = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "experiments").glob("*/README.md"),
 ]
+SLOW_PAGES = ("using.md", "text.md", "series.md")  # they train models
+TESTED_ELSEWHERE = ("adding.md",)  # tests/test_adding.py
 
 
 RESULTS = sorted(
@@ -86,22 +88,18 @@ def test_the_example_of_the_readme_runs(tmp_path):
 @pytest.mark.parametrize(
     "page",
     [
-        *(
-            "README.md",
-            "quickstart.md",
-            "data.md",
-            "speech.md",
-            "conformance.md",
-        ),
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("using.md", "text.md", "series.md")),
-        *("huggingface.md", "pretrained-encoders.md"),
-        *("reference/speech.md", "reference/transcription.md"),
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW_PAGES else ())
+        for page in sorted(str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md"))
+        if "```python" in (ROOT / "docs" / page).read_text() and page not in TESTED_ELSEWHERE
     ],
 )
 def test_the_examples_of_a_page_run(page, tmp_path):
     """One after the other, as one program; a recording is in its folder."""
     noise = np.random.default_rng(0).normal(size=4_000) / 10
     soundfile.write(tmp_path / "three.wav", noise, 8_000)
+    if page == "format.md":
+        content = export.to_bytes(checkpoint.load("spoken-digits"), "float16")
+        (tmp_path / "spoken-digits.lrt").write_bytes(content)
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S))
     assert code
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -120,11 +118,23 @@ def test_every_mechanism_has_its_page(name):
     assert f"(mechanisms/{name}.md)" in (ROOT / "docs" / "README.md").read_text()
 
 
+def anchors(document: Path) -> set[str]:
+    """Return the addresses of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
+    headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", each) for each in re.findall(r"^#+ (.*)$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-        if not target.startswith("http"):
-            assert (document.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, heading = target.partition("#")
+        page = document.parent / name if name else document
+        assert page.exists(), target
+        if heading and page.suffix == ".md":
+            assert heading in anchors(page), target
 
 
 def test_every_picture_is_shown():

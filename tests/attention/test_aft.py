@@ -64,6 +64,7 @@ def build(config: aft.Config, causal: bool) -> tuple[AttentionFree, list[Tensor]
 
 
 def same(y: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    """Assert equal values and gradients."""
     assert_close(y, expected, **EXACT)
     assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 

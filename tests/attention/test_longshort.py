@@ -12,6 +12,7 @@ from lintra.attention.longshort import LongShortAttention
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
 from lintra.testing.laws import BATCH, DIM, EXACT, TIME, Case, Largest, gradients
+from tests.attention.test_aft import same
 
 VARIANTS = [
     longshort.Config(window=4, rank=3, segment=4),
@@ -85,12 +86,6 @@ def shaken(attention: LongShortAttention) -> LongShortAttention:
         for parameter in attention.parameters():
             parameter += torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return attention
-
-
-def same(y: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Assert equal values and gradients."""
-    assert_close(y, expected, **EXACT)
-    assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -10,6 +10,7 @@ from lintra.attention.nystromformer import Config, NystromAttention
 from lintra.nn import AttentionLayer
 from lintra.ops.landmarks import CUTOFF, exact_inverse, iterative_inverse, segment_means
 from lintra.testing.laws import EXACT, Case, forward, gradients, some_masks
+from tests.attention.test_linformer import exact
 
 VARIANTS = [
     Config(landmarks=4),
@@ -70,12 +71,6 @@ def neighbours(kernel: Tensor, v: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
-    return torch.einsum("bhts,bshe->bthe", scores.softmax(-1), v)
-
-
 def build(config: Config, **shape) -> NystromAttention:
     return Case("nystromformer", config, False).build(**shape)
 
@@ -89,8 +84,8 @@ def draw(time: int = 19, seed: int = 0) -> list[Tensor]:
 def test_a_landmark_for_every_token_is_softmax(landmarks, inverse):
     q, k, v = inputs = draw()
     y = build(Config(landmarks=landmarks, inverse=inverse))(q, k, v)
-    assert_close(y, softmax(q, k, v), **EXACT)
-    assert_close(gradients(y, inputs), gradients(softmax(q, k, v), inputs), **EXACT)
+    assert_close(y, exact(q, k, v), **EXACT)
+    assert_close(gradients(y, inputs), gradients(exact(q, k, v), inputs), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +101,7 @@ def test_equal_tokens_in_each_segment_are_softmax(config, tolerance):
     q, k = q.repeat_interleave(4, 1), k.repeat_interleave(4, 1)
     v = draw(24)[2]
     y = build(config)(q, k, v)
-    assert_close(y, softmax(q, k, v), rtol=tolerance, atol=tolerance)
+    assert_close(y, exact(q, k, v), rtol=tolerance, atol=tolerance)
 
 
 def test_constant_values_come_back():

@@ -17,6 +17,7 @@ from PIL import Image
 import lintra
 from lintra import attention, checkpoint, runtime, train
 from lintra.cli import COMMANDS, bench, memory
+from lintra.cli.arguments import UsageError
 from lintra.cli.mechanism import mechanism
 from lintra.tasks import copy, images, speech
 from lintra.train import data_checks
@@ -232,6 +233,14 @@ def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monk
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not list(tmp_path.iterdir())
+
+
+def test_training_needs_weights_gradients_and_a_moment(monkeypatch):
+    """12 bytes for each weight."""
+    monkeypatch.setattr(memory, "available", lambda device: 12_000)
+    memory.check_training(1_000, torch.device("cpu"))
+    with pytest.raises(UsageError, match="0 M parameters need at least"):
+        memory.check_training(1_001, torch.device("cpu"))
 
 
 def test_room_for_a_batch_is_looked_for_once(lintra_says, tmp_path, monkeypatch):

@@ -52,6 +52,24 @@ def test_scores_are_those_of_a_loop(task, one_thread):
     assert list(found) == ["model", "seasonal naive", "naive"]
 
 
+def test_baselines_are_scored_on_what_came_before(task, one_thread):
+    """On every row before a window's horizon, and on none after it."""
+    model = task.model(linear.Config()).build().eval()
+    places = range(len(task.test))
+    found, batch = forecast_scores(model, task, places, batch=3), task.test.__getitems__(places)
+    for name, baseline in (("naive", naive), ("seasonal naive", seasonal_naive)):
+        losses = sizes = inside = 0.0
+        for which, first in zip(batch["series"].tolist(), batch["first"].tolist(), strict=True):
+            past, truth = np.split(task.series[which].values[: first + 25], [first + 20])
+            quantiles = baseline(past, 5, 5)
+            for level, q in zip(LEVELS, quantiles.T, strict=True):
+                losses += 2 * np.where(truth >= q, level * (truth - q), (1 - level) * (q - truth)).sum() / 9
+            sizes += np.abs(truth).sum()
+            inside += ((quantiles[:, 0] <= truth) & (truth <= quantiles[:, -1])).sum()
+        assert found[name].weighted_quantile_loss.mean == pytest.approx(losses / sizes)
+        assert found[name].coverage.mean == pytest.approx(inside / (5 * len(places)))
+
+
 def test_baselines_are_what_they_say():
     past = np.arange(12.0) % 4 + np.array([0.0] * 8 + [1.0] * 4)
     middle = len(LEVELS) // 2

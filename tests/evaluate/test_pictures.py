@@ -29,12 +29,13 @@ class Larger(PixelTask):
 
 def test_other_images_are_what_they_say():
     images = torch.randint(256, (6, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images[0] = 0
+    images[0], images[2] = 0, images[1]
     found = out_of_domain(Larger(), images, seed=1)
     assert torch.equal(found["inverted"] + images, torch.full_like(images, 255))
     shuffled = found["pixels shuffled"]
     assert torch.equal(shuffled.sort(1).values, images.sort(1).values)
     assert (shuffled[1:] != images[1:]).float().mean() > 0.9
+    assert not torch.equal(shuffled[1], shuffled[2])  # each in an order of its own
     assert found["black"].tolist() == [[0] * 120]
     assert found["uniform noise"].max() > 250
     small = TASK.to_images(TASK.test.values[:6]).double().mean((1, 2, 3))

@@ -80,13 +80,15 @@ def test_a_causal_encoder_is_asked_for():
 
 
 def test_blocks_of_an_encoder_are_recomputed():
-    found = []
+    found, calls = [], []
     for recomputed in (False, True):
         model = build(kind=hf.LintraForMaskedLM, checkpoint_blocks=recomputed).train()
+        model.model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
         model(IDS, labels=IDS).loss.backward()
         found.append([x.grad for x in model.parameters()])
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=0, atol=0)
+    assert len(calls) == 1 + 2
 
 
 @pytest.mark.parametrize("kind", [hf.LintraForMaskedLM, hf.LintraForSequenceClassification, hf.LintraModel])

@@ -68,6 +68,8 @@ def test_dropout_is_between_layers_only_where_there_are_two():
         model = build(layers=layers, dropout=0.5)
         assert_close(model(x), build(layers=layers)(x), rtol=0, atol=0)
         assert not torch.equal(model.train()(x), model(x))
+        model.dropout = torch.nn.Identity()  # before the layers
+        assert torch.equal(model(x), model(x)) is (layers == 1)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,15 @@ def test_a_quantile_keeps_its_share():
     assert (drawn / 100_000 - distribution.log_probs(params).exp()).abs().max() < 2e-5
 
 
+def test_a_symbol_of_no_probability_is_not_drawn():
+    """Not even at level 0, which uniform numbers reach."""
+    distribution = LogisticMixture(components=1).build(256)
+    params = torch.tensor([[0.0, 1.0, -7.0]], dtype=torch.float64)
+    probs = distribution.log_probs(params).exp()
+    assert probs[0, 0] == 0
+    assert probs[0, distribution.quantile(params, torch.zeros(1))] > 0
+
+
 @pytest.mark.parametrize("kind", [Logits(), LogisticMixture(components=2)])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_what_is_no_number_is_not_drawn_from(kind, number):

@@ -59,6 +59,18 @@ def test_quantile_losses_are_those_of_a_loop(kind):
         assert loss == pytest.approx(2 * total / len(row))
 
 
+@pytest.mark.parametrize("kind", KINDS[2:], ids=lambda kind: str(kind.size))
+def test_quantiles_beyond_the_levels_follow_exponential_tails(kind):
+    """As far beyond the last level as it is from the one before, where the probability left falls as much."""
+    params = params_of(kind, 7)
+    at, levels = kind.quantiles(params), kind.levels
+    lowest = kind.quantile(params, torch.full((7,), levels[0] ** 2 / levels[1], dtype=torch.float64))
+    assert_close(lowest, 2 * at[:, 0] - at[:, 1], **EXACT)
+    left = (1 - levels[-1]) ** 2 / (1 - levels[-2])
+    highest = kind.quantile(params, torch.full((7,), 1 - left, dtype=torch.float64))
+    assert_close(highest, 2 * at[:, -1] - at[:, -2], rtol=1e-9, atol=1e-9)
+
+
 def test_a_gaussian_quantile_is_that_of_pytorch():
     params, level = params_of(Gaussian(), 50), torch.linspace(0.001, 0.999, 50, dtype=torch.float64)
     expected = theirs(Gaussian(), params).icdf(level)

@@ -3,9 +3,7 @@
 They are read from their files, since the package around them requires a GPU.
 """
 
-import importlib.util
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, distribution
+from functools import partial
 
 import pytest
 import torch
@@ -15,22 +13,10 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.ops import LinearState, linear_attention
 from lintra.testing.laws import gradients
-
-try:
-    FLA = distribution("fla-core")
-except PackageNotFoundError:
-    pytest.skip("fla-core is not installed (pip install -e '.[dev]')", allow_module_level=True)
+from tests.compat.fla.cases import naive  # skips this file too where FLA is not installed
 
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # for float32, over 50 tokens
-
-
-@cache
-def oracle(op, name):
-    spec = importlib.util.spec_from_file_location(f"fla_{op}", FLA.locate_file(f"fla/ops/{op}/naive.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
 
 
 def draw(g=2, values=2, t=50, d=8, e=12):
@@ -79,7 +65,7 @@ impls = pytest.mark.parametrize("impl", IMPLS)
 @impls
 def test_linear_attention(impl):
     q, k, v, *_, state = draw()
-    call = oracle("linear_attn", "naive_recurrent_linear_attn")
+    call = naive("linear_attn", "naive_recurrent_linear_attn")
     expected = call(q, k, v, initial_state=state, output_final_state=True)
     agree(ours(q, k, v, state=state, impl=impl), expected, [q, k, v, state])
 
@@ -88,7 +74,7 @@ def test_linear_attention(impl):
 def test_normalized_linear_attention(impl):
     q, k, v, *_, state = draw()
     q, k = q.exp(), k.exp()
-    call, z = oracle("linear_attn", "naive_recurrent_linear_attn"), state[..., 0].detach().abs()
+    call, z = naive("linear_attn", "naive_recurrent_linear_attn"), state[..., 0].detach().abs()
     options = {"initial_state": (state, z[:, None]), "output_final_state": True, "normalize": True}
     expected, (kv, after) = call(q, k, v, **options)
     y, found = linear_attention(q, k, v, state=LinearState(state, z), eps=0.0, impl=impl)
@@ -98,7 +84,7 @@ def test_normalized_linear_attention(impl):
 @impls
 def test_simple_gla(impl):
     q, k, v, _, decay, _, state = draw()
-    expected = oracle("simple_gla", "naive_recurrent_simple_gla")(q, k, v, decay, initial_state=state)
+    expected = naive("simple_gla", "naive_recurrent_simple_gla")(q, k, v, decay, initial_state=state)
     agree(ours(q, k, v, log_decay=decay, state=state, impl=impl), expected, [q, k, v, decay, state])
 
 
@@ -106,14 +92,14 @@ def test_simple_gla(impl):
 def test_retention(impl):
     q, k, v, *_ = draw()
     log_decay = (1 - 2.0 ** (-5 - torch.arange(2.0))).log().expand(2, 50, 2)
-    expected = heads_first(oracle("retention", "naive_retention"))(q, k, v).transpose(1, 2)
+    expected = heads_first(naive("retention", "naive_retention"))(q, k, v).transpose(1, 2)
     agree(ours(q, k, v, log_decay=log_decay, impl=impl), (expected, None), [q, k, v])
 
 
 @impls
 def test_gla(impl):
     q, k, v, decay, _, _, state = draw()
-    call = partial(oracle("gla", "naive_recurrent_gla"), output_final_state=True)
+    call = partial(naive("gla", "naive_recurrent_gla"), output_final_state=True)
     expected = call(q, k, v, decay, initial_state=state)
     agree(ours(q, k, v, log_decay=decay, state=state, impl=impl), expected, [q, k, v, decay, state])
 
@@ -121,7 +107,7 @@ def test_gla(impl):
 @impls
 def test_delta_rule(impl):
     q, k, v, _, _, beta, state = draw()
-    call = heads_first(oracle("delta_rule", "delta_rule_recurrence"))
+    call = heads_first(naive("delta_rule", "delta_rule_recurrence"))
     y, after = call(q, k, v, beta, initial_state=state)
     found = ours(q, k, v, beta=beta, state=state, impl=impl)
     agree(found, (y.transpose(1, 2), after), [q, k, v, beta, state])
@@ -130,7 +116,7 @@ def test_delta_rule(impl):
 @impls
 def test_gated_delta_rule(impl):
     q, k, v, _, decay, beta, state = draw()
-    call = oracle("gated_delta_rule", "naive_recurrent_gated_delta_rule")
+    call = naive("gated_delta_rule", "naive_recurrent_gated_delta_rule")
     expected = call(q, k, v, beta, decay, initial_state=state, output_final_state=True)
     found = ours(q, k, v, log_decay=decay, beta=beta, state=state, impl=impl)
     agree(found, expected, [q, k, v, decay, beta, state])
@@ -139,7 +125,7 @@ def test_gated_delta_rule(impl):
 @impls
 def test_kda_with_more_value_heads_than_key_heads(impl):
     q, k, v, decay, _, beta, state = draw(values=4)
-    call = partial(oracle("kda", "naive_recurrent_kda"), output_final_state=True)
+    call = partial(naive("kda", "naive_recurrent_kda"), output_final_state=True)
     expected = call(q, k, v, decay, beta, initial_state=state)
     found = ours(q, k, v, log_decay=decay, beta=beta, state=state, impl=impl)
     agree(found, expected, [q, k, v, decay, beta, state])

@@ -175,6 +175,8 @@ def test_int8_is_rounded_weights(kind, instruction_set):
 def test_instruction_sets_with_fused_sums_agree_to_the_bit():
     """Every build sums the same lanes in the same order."""
     fused = [name for name in native.instruction_sets() if name not in ("baseline", "neon")]
+    if len(fused) < 2:
+        pytest.skip("needs a processor with two instruction sets of fused sums, such as AVX2 and AVX-512")
     model = build(width=96, activation="swiglu")
     found = []
     for name in fused:

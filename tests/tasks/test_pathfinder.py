@@ -1,5 +1,7 @@
 """Pathfinder: every label is what a walk over the pixels finds, in steps that the drawing guarantees."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,19 @@ def test_labels_are_what_a_walk_says():
         marked = [region for region in regions(image) if region & circles]
         assert len(marked) == (1 if label else 2)
     assert 40 < sum(labels) < 80
+
+
+def test_paths_keep_apart(monkeypatch):
+    """Distractors too: pixels of different paths are more than GAP apart along a row or column."""
+    paths = []
+    draw = pathfinder._Image.draw
+    monkeypatch.setattr(pathfinder._Image, "draw", lambda *args: (paths.append(args[1]), draw(*args)))
+    for seed in range(40):
+        paths.clear()
+        pathfinder.draw(CONFIG, np.random.default_rng(seed))
+        last = paths[-2 - CONFIG.distractors :]  # an image without room is begun again
+        for one, other in itertools.combinations(map(np.array, last), 2):
+            assert np.abs(one[:, None] - other[None]).max(2).min() > pathfinder.GAP
 
 
 def test_the_classes_differ_in_nothing_that_is_easier():

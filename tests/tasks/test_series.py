@@ -151,14 +151,20 @@ def test_a_season_is_estimated_once_and_kept(file):
 
 
 def test_what_is_held_out_changes_no_season_and_no_scale(tmp_path):
-    """The season is that of the training rows, whatever comes after them."""
-    rows = 10 + 5 * np.sin(np.arange(200) * 2 * np.pi / 6)
-    for name, end in (("a.csv", 1.0), ("b.csv", -1e9)):
-        values = np.concatenate((rows[:160], end * rows[160:]))
+    """Both are those of the training rows, whatever comes after them."""
+    place = np.arange(200)
+    rows = 10 + 5 * np.sin(place * 2 * np.pi / 6)
+    found = []
+    for name, held_out in (("a.csv", rows), ("b.csv", 1e6 * np.sin(place * 2 * np.pi / 9))):
+        values = np.concatenate((rows[:160], held_out[160:]))
         (tmp_path / name).write_text("y\n" + "".join(f"{x}\n" for x in values))
-    a, b = (built(tmp_path / name) for name in ("a.csv", "b.csv"))
-    assert a.season == b.season == 6
-    assert torch.equal(windows(a.train, 50)[1], windows(b.train, 50)[1])
+        task = built(tmp_path / name)
+        model = task.model(linear.Config()).build()
+        task.prepare(model)
+        found.append((task.season, float(model.scaling.typical), windows(task.train, 50)[1]))
+    (season, typical, values), other = found
+    assert (season, typical) == other[:2] == (6, pytest.approx(10, rel=0.1))
+    assert torch.equal(values, other[2])
 
 
 def test_the_scale_of_zeros_is_that_of_the_others(tmp_path):

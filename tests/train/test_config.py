@@ -61,6 +61,8 @@ def test_learning_rates():
     assert learning_rate(cosine, 0) == 1
     assert learning_rate(cosine, 50) == pytest.approx(0.5)
     assert learning_rate(cosine, 100) == learning_rate(cosine, 200) == 0
+    warmed = Config(lr=1.0, schedule="cosine", warmup=10, steps=110)
+    assert [learning_rate(warmed, s) for s in (10, 60, 110)] == [1, pytest.approx(0.5), 0]
     wsd = Config(lr=1.0, schedule="wsd", steps=100)
     assert [learning_rate(wsd, s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
     assert learning_rate(Config(lr=0.5), 10**6) == 0.5

@@ -33,6 +33,12 @@ def test_a_log_that_was_cut_keeps_its_complete_rows(tmp_path, log):
         assert curves.get("validate_loss", {}) == {x: y for x, y in validate.items() if x in kept}
 
 
+def test_the_minutes_of_all_parts_add_up(tmp_path, log):
+    for version, step in enumerate((10, 20, 30)):
+        log(version, f"minutes,step\n1.5,{step}\n".encode())
+    assert train.curves(tmp_path)["minutes"] == {10: 1.5, 20: 3.0, 30: 4.5}
+
+
 def test_a_row_that_is_damaged_is_left_out(tmp_path, log):
     for damaged in ("1,x,2.0,", "1,,2.0,", "1,15,two,", "1", "1,15,2.0,2.0,2.0"):
         log(0, "\n".join([*ROWS[:2], damaged, *ROWS[2:], ""]).encode())

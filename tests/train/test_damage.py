@@ -184,16 +184,17 @@ def test_what_is_drawn_anew_is_in_no_fingerprint():
     assert data_checks.fingerprint(task) != found[0]
 
 
-def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
-    """The first sample may be the only long one."""
+@pytest.mark.parametrize("parts", [1, 4])
+def test_room_is_asked_for_batches_of_the_shortest(monkeypatch, parts):
+    """The first sample may be the only long one. Of the activations one part at a time is kept."""
     task, model = Drawing(digits.Config()), digits.Config().build().model(linear.Config())
 
     def read(samples, places):
         return {"tokens": torch.zeros(1, 1_000 if places == [0] else 20, dtype=torch.int64)}
 
     monkeypatch.setattr(Drawn, "__getitems__", read)
-    cpu, settings = torch.device("cpu"), train.Config(batch=100)
-    least = 100 * (40 + 20 * 8 + 4 * 20 * model.width * model.layers)
+    cpu, settings = torch.device("cpu"), train.Config(batch=100, accumulate=parts)
+    least = 100 * (40 + 20 * 8 + 4 * 20 * model.width * model.layers // parts)
     monkeypatch.setattr(data_checks, "available", lambda device: least)
     data_checks.check_room(task, model, settings, cpu)
     monkeypatch.setattr(data_checks, "available", lambda device: least - 1)

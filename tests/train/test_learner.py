@@ -1,12 +1,13 @@
 """What the optimizer is given."""
 
 import dataclasses
+import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lintra import train
+from lintra import checkpoint, train
 from lintra.attention import delta, linear
 from lintra.models import bilstm
 from lintra.tasks import digits
@@ -45,6 +46,51 @@ def test_decay_is_no_part_of_the_gradient(optimizer):
             x.grad = torch.zeros_like(x)
         made.step()
     torch.testing.assert_close(list(layer.parameters()), expected)
+
+
+def small_model(task):
+    return dataclasses.replace(task.model(linear.Config()), layers=1, heads=2, width=16, dropout=0.0).build()
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_muon_decays_as_adamw_does(precision):
+    model = small_model(digits.Config().build())
+    before = {name: x.detach().clone() for name, x in model.named_parameters()}
+    made = make(model, train.Config(optimizer="muon", lr=0.1, weight_decay=0.01, precision=precision))
+    assert made.parts[0].bf16 is (precision == "bf16")
+    for x in model.parameters():
+        x.grad = torch.zeros_like(x)
+    made.step()
+    for name, x in model.named_parameters():
+        torch.testing.assert_close(x, (1 - 0.1 * 0.01) * before[name], msg=name)
+
+
+@pytest.mark.parametrize("clip", [1e-3, None])
+def test_gradients_are_clipped_to_their_norm(clip):
+    task = digits.Config().build()
+    learner = Learner(small_model(task), task, train.Config(clip=clip))
+    task.loss(learner.model, task.train.__getitems__(range(8))).backward()
+    before = torch.cat([x.grad.flatten() for x in learner.parameters()])
+    learner.configure_gradient_clipping(None)
+    after = torch.cat([x.grad.flatten() for x in learner.parameters()])
+    factor = 1.0 if clip is None else clip / before.norm()
+    assert before.norm() > 10 * 1e-3
+    torch.testing.assert_close(after, factor * before)
+
+
+def test_the_validation_loss_is_that_of_all_samples(new_run):
+    """A last batch of fewer samples counts for less."""
+    run = new_run(steps=1, validate_every=1, batch=40, dropout=0.0)
+    train.fit(run)
+    task, model = run.task.build(), checkpoint.load(run.folder)
+    places = range(len(task.validate))
+    assert len(places) % 40
+    with torch.inference_mode():
+        losses = [float(task.score(model, task.validate.__getitems__([place]))["loss"]) for place in places]
+    (found,) = train.curves(run.folder)["validate_loss"].values()
+    assert found == pytest.approx(statistics.mean(losses), rel=1e-5)
+    batches = [statistics.mean(losses[i : i + 40]) for i in range(0, len(losses), 40)]
+    assert statistics.mean(batches) != pytest.approx(statistics.mean(losses), rel=1e-4)
 
 
 def test_the_loss_that_is_shown_is_that_of_all_processes(monkeypatch):

@@ -27,6 +27,12 @@ def chosen(**settings):
     return choose_precision(task.model(linear.Config()), task, Config(precision="auto", **settings))
 
 
+@pytest.mark.parametrize(("half", "expected"), [(0.95, "32"), (0.5, "bf16")])
+def test_float32_stays_where_bf16_gains_little(monkeypatch, half, expected):
+    monkeypatch.setattr(precision, "_seconds", lambda model, task, batch, bf16: half if bf16 else 1.0)
+    assert chosen(batch=8) == expected
+
+
 def test_no_more_samples_are_measured_than_are_computed_at_once(passes):
     assert chosen(batch=64, accumulate=8, checkpoint_blocks=True) == "bf16"
     assert [samples for samples, _, _ in passes] == [1] * 6 + [4] * 6 + [8] * 6

@@ -76,8 +76,9 @@ def test_other_devices_go_where_they_went(monkeypatch):
 
 
 def test_unwrapped_it_is_as_before():
-    held = [x for name, x in sys.modules.items() if name.startswith("fla.")]
     real.fla()
+    held = [x for name, x in sys.modules.items() if name.startswith("fla.")]
+    assert held
     before = [dict(vars(x)) for x in held]
     installed.wrap()
     installed.wrap()
