@@ -7,7 +7,7 @@ what is measured.
 import contextlib
 import io
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,16 @@ _PACKAGES = {
 
 
 def versions() -> dict[str, str]:
-    """The versions of the peers that are installed."""
+    """The versions of the peers that are there; of a checkout that was not installed, none is known."""
     here = PEERS.keys() - set(missing())
-    return {name: version(_PACKAGES.get(name, name)) for name in PEERS if name in here}
+    return {name: _version(_PACKAGES.get(name, name)) for name in PEERS if name in here}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "a checkout"
 
 
 COUNTERPARTS = {

@@ -76,6 +76,7 @@ CONTESTANTS = (
     _map("taylor", linear.Taylor2(), _expanded),
     Contestant("performer", "performer", {"features": 32, "redraw_every": 100}),
     Contestant("rfa", "rfa"),
+    Contestant("rfa-gated", "rfa", {"gate": True}),
     Contestant("cosformer", "cosformer"),
     Contestant("aft", "aft", {"window": 16, "max_length": _LENGTH}),
     Contestant("longformer", "longformer", {"window": 16}),
