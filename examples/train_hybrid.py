@@ -35,8 +35,9 @@ def create(folder: Path, data: Path, *, quick: bool) -> train.Run:
     settings = train.Config(**task.training_preset() | steps | rest)
     if (folder / "run.json").exists():
         run = train.Run.read(folder)
-        if Path(run.task.data).resolve() != data.resolve() or run.steps != settings.steps:
-            raise SystemExit(f"{folder} holds a run of another text or number of steps: choose another --dir")
+        of_text = isinstance(run.task, text.Config) and Path(run.task.data or "").resolve() == data.resolve()
+        if not of_text or (run.model, run.train.steps) != (model, settings.steps):
+            raise SystemExit(f"{folder} holds another run than this one: choose another --dir")
         return run
     return train.Run.create(folder, task=task, model=model, train=settings)
 

@@ -23,7 +23,7 @@ if os.environ.get("LINTRA_EXPECT_NATIVE") and not native.available():
 
 
 @pytest.fixture(autouse=True)
-def seed():
+def seeded_anew():
     """Have what a test draws from the global generator not depend on the tests before it."""
     torch.manual_seed(0)
 

@@ -99,7 +99,7 @@ def test_a_hybrid_is_trained_and_its_window_keeps_the_state_small(tmp_path):
     for options in (("--quick", "--text", "other.txt"), ()):
         done = ended("train_hybrid", tmp_path, "--dir", "own", *options)
         assert done.returncode == 1
-        assert "own holds a run of another text or number of steps: choose another --dir" in done.stderr
+        assert "own holds another run than this one: choose another --dir" in done.stderr
 
 
 def test_every_example_is_tested():

@@ -82,8 +82,9 @@ def main() -> None:
             break
     rows = listen(model, strings)
     print(reports.table(rows))
-    other = "" if options.model == MODEL else f" --model {options.model} --out {options.out}"
-    command = f"python experiments/speech/streaming.py --data DIR{other}"
+    command = "python experiments/speech/streaming.py --data DIR"
+    command += "" if options.model == MODEL else f" --model {options.model}"
+    command += "" if options.out is None else f" --out {options.out}"
     reports.write(options.out or RESULTS, rows, {}, command=command)
 
 

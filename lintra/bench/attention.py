@@ -114,7 +114,9 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
         spread = 100 * (max(costs) / min(costs) - 1)
         rows.append(Row(f"spread of the cost per token, {what}", spread, "%", at_most=15))
     name = f"{impl} training step"
-    rows.append(Row("training step", percent(training_step.operations(sizes.step), name), of_matmul, 65))
+    config = training_step.model(linear.Config(), sizes.step)
+    operations = training_step.operations(config, sizes.step)
+    rows.append(Row("training step", percent(operations, name), of_matmul, 65))
     if impl == "native":
         slow = "torch training step"
         rows.append(Row("training step: chunked PyTorch / native", ratio(slow, name), "x", 1.5))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from lintra import attention
+from lintra.allocator import keep_freed_memory
 from lintra.bench import calls
 from lintra.bench.calls import Call, Inputs
 from lintra.bench.memory import forget_peak, grow_at_most, peak, printed_by
@@ -82,6 +83,7 @@ def cost(point: Point, most: int, tell: str = TELL) -> Cost:
 
 def tell(point: Point, most: int, call: Callable[[Point, Inputs], Call] = call) -> None:
     """Print its `Cost` as JSON, without what any first call loads and starts."""
+    keep_freed_memory()  # as where calls are timed
     short = replace(point, batch=1, tokens=min(_WARM_UP, point.tokens))
     call(short, draw(short))()
     if point.device == "cpu":

@@ -24,7 +24,7 @@ def at_positions(code: Callable[[Tensor], Tensor], position: Int[Tensor, "b t"])
     if min(position.shape) > 1 and checks.readable(position):
         first, last = (int(x) for x in position.aminmax())
         if last - first < position.numel() // 2:
-            table = code(torch.arange(first, last + 1)[None])[0]
+            table = code(torch.arange(first, last + 1, device=position.device)[None])[0]
             return table.index_select(0, (position - first).flatten()).unflatten(0, position.shape)
     return code(position)
 
@@ -61,11 +61,12 @@ class RotaryEmbedding:
         if f % 2:
             raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
 
-        def made_of(wave: Callable[[Tensor], Tensor]) -> Tensor:
-            code = lambda position: wave(angles(position, f, self.base)).to(dtype)  # noqa: E731
-            return at_positions(code, self.position)[:, :, None]
+        def code(position: Tensor) -> Tensor:
+            angle = angles(position, f, self.base)
+            return torch.cat((angle.cos(), angle.sin()), -1).to(dtype)
 
-        made = made_of(torch.cos), made_of(torch.sin)
+        cos, sin = at_positions(code, self.position)[:, :, None].chunk(2, -1)
+        made = cos, sin
         if eager() and not torch.is_inference_mode_enabled():  # as in Layout
             self._made[f, dtype] = made
         return made

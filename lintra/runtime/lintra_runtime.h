@@ -143,8 +143,8 @@ const float *lrt_params(const lrt_sequence *sequence);
 const float *lrt_log_probs(lrt_sequence *sequence);
 
 // The symbol at which the cumulative probability passes `uniform`, a number in [0, 1). temperature >= 0 divides the
-// log-probabilities, 0 takes the most probable symbol; top_k keeps the k most probable ones and all that are as probable
-// as the last of them, 0 all; top_p in (0, 1] the fewest that hold at least that share. Returns the symbol, or an error.
+// log-probabilities, 0 takes the most probable symbol; top_k > 0 keeps the k most probable ones and any as probable as
+// the last of them, 0 keeps all; top_p in (0, 1] the fewest that hold at least that share. Returns the symbol, or an error.
 int lrt_sample(lrt_sequence *sequence, double temperature, uint32_t top_k, double top_p, double uniform);
 
 // Numbers in [0, 1) from a generator of the sequence's own: SplitMix64 (Steele et al. 2014), the upper 53 bits. Sequence i

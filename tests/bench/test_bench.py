@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lintra
-from lintra.attention import linear
+from lintra.attention import delta, linear
 from lintra.bench import attention, mechanisms, next_token, reports, scaling, training_step
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
@@ -128,8 +128,10 @@ def test_what_is_no_number_is_not_written(tmp_path):
 
 def test_operations_of_a_training_step():
     sizes = training_step.Sizes(layers=1, width=32, batch=2, tokens=10)
-    model = training_step.model(linear.Config(), sizes).build()
-    assert training_step.operations(sizes) == 6 * sum(p.numel() for p in model.parameters()) * 20
+    for mechanism in (linear.Config(), delta.Config()):
+        config = training_step.model(mechanism, sizes)
+        parameters = sum(p.numel() for p in config.build().parameters())
+        assert training_step.operations(config, sizes) == 6 * parameters * 20
 
 
 def test_lines_over_positions():

@@ -46,14 +46,16 @@ def test_labels_are_what_a_walk_says():
 
 def test_paths_keep_apart(monkeypatch):
     """Distractors too: pixels of different paths are more than GAP apart along a row or column."""
-    paths = []
+    drawn = []
     draw = pathfinder._Image.draw
-    monkeypatch.setattr(pathfinder._Image, "draw", lambda *args: (paths.append(args[1]), draw(*args)))
+    monkeypatch.setattr(pathfinder._Image, "draw", lambda *args: (drawn.append(args[:2]), draw(*args)))
     for seed in range(40):
-        paths.clear()
         pathfinder.draw(CONFIG, np.random.default_rng(seed))
-        last = paths[-2 - CONFIG.distractors :]  # an image without room is begun again
-        for one, other in itertools.combinations(map(np.array, last), 2):
+        paths = [
+            np.array(path) for image, path in drawn if image is drawn[-1][0]
+        ]  # one without room is begun again
+        assert len(paths) > 2
+        for one, other in itertools.combinations(paths, 2):
             assert np.abs(one[:, None] - other[None]).max(2).min() > pathfinder.GAP
 
 
