@@ -45,9 +45,11 @@ class Case:
         return f"{self.name}-{mode}{'-rotary' if self.rotary else ''}-{self.config}".replace(" ", "")
 
     def build(self, **shape) -> Attention:
-        torch.manual_seed(1)
+        """Return the mechanism with the same initial values each time; the global generator is restored."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": self.dim, "value_dim": self.value_dim}
-        return self.config.build(causal=self.causal, **sizes | shape).double()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return self.config.build(causal=self.causal, **sizes | shape).double()
 
     def possible(self) -> bool:
         """Return whether this mode can be built; what cannot is refused with a ValueError."""
