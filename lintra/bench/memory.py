@@ -44,6 +44,11 @@ def grow_at_most(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+def ran_out(error: Exception) -> bool:
+    """Return whether an error says that memory could not be allocated."""
+    return bool(_OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"))
+
+
 def printed_by(program: str) -> str:
     """The last line that a Python program prints in a process of its own, in which `peak` is imported.
 

@@ -11,7 +11,7 @@ from lintra import attention
 from lintra.allocator import keep_freed_memory
 from lintra.bench import calls
 from lintra.bench.calls import Call, Inputs
-from lintra.bench.memory import forget_peak, grow_at_most, peak, printed_by
+from lintra.bench.memory import forget_peak, grow_at_most, peak, printed_by, ran_out
 from lintra.bench.timing import finish_on
 
 WRITTEN_OUT, FUSED = "softmax, written out", "softmax, SDPA"
@@ -73,7 +73,7 @@ def call(point: Point, inputs: Inputs) -> Call:
 
 def cost(point: Point, most: int, tell: str = TELL) -> Cost:
     """Return the cost of a call in a process of its own that may need `most` bytes: the memory of the first
-    one, and the time of a later one unless the first takes a minute.
+    one, and the time of a later one unless the first takes a minute or later ones run out of memory.
 
     tell: a line that imports `tell`, or another function of a point and `most` that prints as it does.
     Raises as `printed_by` does."""
@@ -96,8 +96,12 @@ def tell(point: Point, most: int, call: Callable[[Point, Inputs], Call] = call) 
     size = held() - before
     if seconds < _REPEATED:
         keep_freed_memory()  # as where calls are timed; before, it would count as memory of the call
-        both()
-        seconds = _seconds(both, point.device)
+        try:
+            both()
+            seconds = _seconds(both, point.device)
+        except Exception as error:
+            if not ran_out(error):
+                raise
     print(json.dumps({"seconds": seconds, "size": size}))
 
 

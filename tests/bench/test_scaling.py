@@ -161,15 +161,15 @@ def test_scores_are_in_memory_only_where_they_are_written_out(monkeypatch):
         points.cost(sizes.point(WRITTEN_OUT, 4096), 16 * scores)
 
 
-@LINUX
-@pytest.mark.parametrize(("first", "told"), [(5.0, 2.0), (70.0, 70.0)])
-def test_a_call_is_timed_again_unless_it_takes_a_minute(first, told, monkeypatch, capsys):
-    """The first call gets fresh memory from the system: its time says little about the next."""
+def told_of(first, later, monkeypatch, capsys):
+    """What `tell` prints of calls that take so many seconds, the later ones after doing `later`."""
     clock = SimpleNamespace(now=0.0, left=[first, 9.0, 2.0])
 
     def call(point, inputs):
         def both():
             if point.tokens > 256:  # beyond the warm-up
+                if len(clock.left) < 3:
+                    later()
                 clock.now += clock.left.pop(0)
 
         return both
@@ -178,7 +178,34 @@ def test_a_call_is_timed_again_unless_it_takes_a_minute(first, told, monkeypatch
     monkeypatch.setattr(points, "keep_freed_memory", lambda: None)  # as would this
     monkeypatch.setattr(points.time, "perf_counter", lambda: clock.now)
     points.tell(scaling.Sizes(tokens=512, heads=1, dim=1).point("linear", 512), 2**30, call)
-    assert json.loads(capsys.readouterr().out)["seconds"] == told
+    return json.loads(capsys.readouterr().out)
+
+
+@LINUX
+@pytest.mark.parametrize(("first", "told"), [(5.0, 2.0), (70.0, 70.0)])
+def test_a_call_is_timed_again_unless_it_takes_a_minute(first, told, monkeypatch, capsys):
+    """The first call gets fresh memory from the system: its time says little about the next."""
+    assert told_of(first, lambda: None, monkeypatch, capsys)["seconds"] == told
+
+
+@LINUX
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_call_that_cannot_be_repeated_keeps_its_first_time(error, monkeypatch, capsys):
+    """Memory that is kept may be in pieces, none of which is large enough for the next call."""
+
+    def later():
+        raise error
+
+    assert told_of(5.0, later, monkeypatch, capsys)["seconds"] == 5.0
+
+
+@LINUX
+def test_a_repeated_call_that_fails_for_another_reason_is_an_error(monkeypatch, capsys):
+    def later():
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        told_of(5.0, later, monkeypatch, capsys)
 
 
 def test_lines_are_the_points_among_the_rows():
