@@ -30,7 +30,7 @@ from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
 from lintra.ops.layout import Layout
-from lintra.ops.padding import real_tokens, take
+from lintra.ops.padding import real_tokens, take, take_by_head
 from lintra.ops.softmax_attention import softmax_attention
 
 
@@ -227,8 +227,7 @@ class BigBirdAttention(ScoredAttention):
         places = (blocks[..., None] * c + torch.arange(c, device=q.device)).flatten(2)  # b g lc
         visible = listed.repeat_interleave(c, -1) & (places <= here[:, None])
         index = after.order.gather(1, places.clamp(max=after.order.shape[1] - 1).flatten(1))
-        index = index.unflatten(1, (g, -1)).mT[..., None]
-        k, v = (x.gather(1, index.expand(-1, -1, -1, x.shape[3])).movedim(1, 2) for x in (after.k, after.v))
+        k, v = (take_by_head(x, index.unflatten(1, (g, -1))) for x in (after.k, after.v))
         q = q[:, 0].unflatten(1, (g, -1))
         o, _ = softmax_attention(q, k, v, visible=visible[:, :, None], **self.weighing())
         return o.flatten(1, 2)[:, None].to(v.dtype)

@@ -22,7 +22,7 @@ from lintra.native.softmax import MOST_ROUNDS, RULES
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
-from lintra.ops.padding import connected_zeros, real_tokens
+from lintra.ops.padding import connected_zeros, real_tokens, take, take_by_head
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 from lintra.ops.softmax_native import register_sorted, runs_natively
 
@@ -279,10 +279,10 @@ def _rounds(
     """All rounds together, o [b t h e] and logsumexp [b t h], on every device."""
     time, chunk = u.shape[1], pattern.chunk
     spare = order.real.shape[1] - time
-    u, keys, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)).transpose(1, 2) for x in (u, keys, v))
+    u, keys, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)) for x in (u, keys, v))
     if allowed is not None:
         allowed = functional.pad(allowed, (0, spare, 0, spare))
-    place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(*u.shape[:2], -1)
+    place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(u.shape[0], u.shape[2], -1)
     partials = []
     for i in range(order.token.shape[2]):
         token, rank = order.token[:, :, i], order.rank[:, :, i]
@@ -296,11 +296,8 @@ def _rounds(
             bias=sight.bias(sum_dtype(v.dtype)),
             **options,
         )
-        partials.append(
-            PartialAttention(
-                _take(partial.o.flatten(2, 3), rank), partial.logsumexp.flatten(2).gather(2, rank)
-            )
-        )
+        o = take(partial.o.flatten(2, 3).flatten(0, 1), rank.flatten(0, 1)).unflatten(0, rank.shape[:2])
+        partials.append(PartialAttention(o, partial.logsumexp.flatten(2).gather(2, rank)))
     o, logsumexp = merge_lse(*partials)
     return PartialAttention(o.transpose(1, 2)[:, :time], logsumexp.transpose(1, 2)[:, :time])
 
@@ -350,7 +347,6 @@ def lsh_attention_newest(
     if u.numel() == 0 or v.numel() == 0:
         return connected_zeros(v[:, last].shape, u, v)
     order = Order.of(bucket, mask, pattern.chunk)
-    u, v = u.transpose(1, 2), v.transpose(1, 2)
     partials = []
     for i in range(bucket.shape[3]):
         place = order.place[:, :, i, last].to(torch.int64)
@@ -358,7 +354,7 @@ def lsh_attention_newest(
         sight = Sight.of(order, i, query, place, pattern, exact_union)
         key = sight.key.clamp(max=last.start)
         partial = softmax_attention(
-            u[:, :, last, None],
+            u[:, last].transpose(1, 2)[:, :, None],
             unit(_take(u, key)),
             _take(v, key),
             visible=sight.visible,
@@ -368,7 +364,7 @@ def lsh_attention_newest(
         )
         partials.append(PartialAttention(partial.o.flatten(2, 3), partial.logsumexp.flatten(2)))
     partial = PartialAttention(*(x.transpose(1, 2) for x in merge_lse(*partials)))
-    return _join(partial, v[:, :, last].transpose(1, 2), order.real[:, last], dropout)
+    return _join(partial, v[:, last], order.real[:, last], dropout)
 
 
 def unit(u: Tensor) -> Tensor:
@@ -411,9 +407,8 @@ def _of_tokens(x: Tensor, token: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, token: Tensor) -> Tensor:
-    """x [b h t d] of those tokens [b h ...] -> [b h ... d]."""
-    index = token.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])
-    return x.gather(2, index).reshape(*token.shape, x.shape[3])
+    """x [b t h d] of those tokens [b h ...] -> [b h ... d]."""
+    return take_by_head(x, token.flatten(2)).unflatten(2, token.shape[2:])
 
 
 def _beside(x: Tensor, source: Tensor) -> Tensor:

@@ -78,3 +78,11 @@ def take(x: Tensor, order: Int[Tensor, "b n"]) -> Tensor:
     first = x.shape[1] * torch.arange(x.shape[0], device=x.device)[:, None]
     rows = x.flatten(0, 1).index_select(0, (first + order).flatten())  # on CPUs, gather is ten times slower
     return rows.unflatten(0, order.shape)
+
+
+def take_by_head(x: Tensor, places: Int[Tensor, "b h n"]) -> Tensor:
+    """x [b t h ...] at places of each sample and head -> [b h n ...]."""
+    batch, time, heads = x.shape[:3]
+    sample, head = (torch.arange(n, device=x.device) for n in (batch, heads))
+    rows = heads * (time * sample[:, None, None] + places) + head[:, None]
+    return x.flatten(0, 2).index_select(0, rows.flatten()).unflatten(0, places.shape)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
+from lintra.ops.padding import LeftAlign, put_last, take, take_by_head, zero_padding
 
 
 @pytest.mark.parametrize(("batch", "time"), [(40, 9), (3, 1), (2, 0), (0, 5), (2, 700)])
@@ -23,6 +23,7 @@ def test_real_tokens_come_first_in_their_order(batch, time):
 
 MASK = torch.tensor([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
 ORDER = torch.tensor([[3, 0], [1, 1], [2, 3]])
+BY_HEAD = (torch.arange(3 * 5 * 7).reshape(3, 5, 7) * 11 + 2) % 4
 
 
 def filled(mask, x):
@@ -44,9 +45,18 @@ def test_rows_are_those_of_masked_fill_and_gather(dtype, cut):
     assert torch.equal(zero_padding(MASK, x[..., 0, 0])[0], x[..., 0, 0].masked_fill(~MASK, 0))
 
 
+@pytest.mark.parametrize("cut", [slice(None), slice(1, 3)], ids=["whole", "view"])
+def test_rows_by_head_are_those_of_gather(cut):
+    x, places = torch.randn(3, 4, 5, 2)[:, :, cut], BY_HEAD[:, cut]
+    index = places[..., None].expand(-1, -1, -1, 2)
+    assert torch.equal(take_by_head(x, places), x.transpose(1, 2).gather(2, index))
+    assert take_by_head(x[:, :0], places[..., :0]).shape == (3, x.shape[2], 0, 2)
+
+
 def test_rows_have_the_same_derivatives():
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
-    for call in (lambda x: zero_padding(MASK, x)[0], lambda x: take(x, ORDER)):
+    moves = (lambda x: take(x, ORDER), lambda x: take_by_head(x, BY_HEAD))
+    for call in (lambda x: zero_padding(MASK, x)[0], *moves):
         assert torch.autograd.gradcheck(call, x)
         assert torch.autograd.gradgradcheck(lambda x, call=call: call(x) ** 2, x)
 
