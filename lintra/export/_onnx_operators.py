@@ -102,28 +102,30 @@ class _Lowering:
         normalize: bool,
         eps: float,
         feature_map: FeatureMapName | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        denominator = z.new_empty(q.shape[:3])  # read by gradients alone
+        save: bool,
+    ) -> tuple[Tensor, ...]:
+        for_gradients = z.new_empty(q.shape[:3]), v.new_empty(0)
         if not causal:  # two products of matrices and no recurrence
             given = {"log_input": log_input, "state": LinearState(kv, z), "layout": _layout(k, mask)}
             options = {"causal": False, "normalize": normalize, "eps": eps, "feature_map": feature_map}
             y, (kv, z) = linear_attention(q, k, v, **given, **options, impl="torch")
-            return y, kv, z, denominator
+            return y, kv, z, *for_gradients
         q, k, v = zero_padding(mask, apply_feature_map(feature_map, q), apply_feature_map(feature_map, k), v)
         if log_input is not None:
             k = k * zero_padding(mask, log_input)[0].exp()[..., None]
         log_decay = None if log_decay is None else zero_padding(mask, log_decay)[0]
         if not normalize:
             y, kv = self._recur(q, k, v, log_decay, None, kv)
-            return y, kv, _sum_of_keys(k, log_decay, z), denominator
+            return y, kv, _sum_of_keys(k, log_decay, z), *for_gradients
         if log_decay is None:  # faster than a column: onnxruntime multiplies by v in registers of 16 numbers
             y, kv = self._recur(q, k, v, None, None, kv)
             z = z[:, None] + k.cumsum(1)  # [b t g f]
             by = (q.unflatten(2, (z.shape[2], -1)) * z[:, :, :, None]).sum(-1).flatten(2)
-            return divide(y, by + eps), kv, z[:, -1].clone(), denominator
+            return divide(y, by + eps), kv, z[:, -1].clone(), *for_gradients
         v, kv = torch.cat((v, torch.ones_like(v[..., :1])), -1), torch.cat((kv, z[..., None]), -1)
         y, kv = self._recur(q, k, v, log_decay, None, kv)
-        return divide(y[..., :-1], y[..., -1] + eps), kv[..., :-1].clone(), kv[..., -1].clone(), denominator
+        y = divide(y[..., :-1], y[..., -1] + eps)
+        return y, kv[..., :-1].clone(), kv[..., -1].clone(), *for_gradients
 
     def recurrence(
         self,

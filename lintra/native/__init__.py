@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 7  # LINTRA_ABI of the sources in this folder
+ABI = 8  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2, "exp": 3}
@@ -32,7 +32,7 @@ ACTIVATIONS = {"gelu": 0, "swiglu": 1, "relu": 2}  # of MLPs, here and in files 
 VARIABLE = "LINTRA_NATIVE"
 
 _NO_TENSOR = (0, 0, 0, 0)
-LINEAR_ATTENTION = struct.Struct("13q d 25q 6q 4q 9q")  # lintra_call
+LINEAR_ATTENTION = struct.Struct("13q d 25q 7q 4q 9q")  # lintra_call
 RECURRENCE = struct.Struct("15q d 12q 12q 1q 4q 4q 7q")  # lintra_recurrence
 CONV1D = struct.Struct("9q 4q 4q 1q 3q 2q 4q 1q 4q")  # lintra_conv1d
 CONV1D_STEP = struct.Struct("9q 4q 4q 2q 3q")  # lintra_conv1d_step

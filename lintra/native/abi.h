@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 7
+#define LINTRA_ABI 8
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 
@@ -37,6 +37,7 @@ typedef struct {
   // Contiguous from here on.
   const void *kv, *z;  // s, [b g f e] [b g f]: the state before; both or neither
   void *y, *den;       // [b t h e]; s, [b t h]: written by forward, read by backward
+  void* lost;          // like y, of 16 bits: what y lost when it was rounded, rounded itself; may be absent
   void *kv_out, *z_out;
   // Backward only.
   lintra_tensor dy;          // [b t h e]

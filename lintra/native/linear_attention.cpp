@@ -225,6 +225,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
       if (!real) memset(y, 0, size_t(e) * sizeof(T));
       memcpy(s.den + head * s.den_head, &den, sizeof den);
       write_row(s.out.data + head * s.out.head, y, e, s.out.dtype);
+      if (s.lost) write_lost(s.lost + head * s.out.head, y, e, s.out.dtype);
     }
   });
   return LINTRA_OK;

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lintra import native
 
-_FORWARD = struct.Struct("13q d 25q 6q")  # native.LINEAR_ATTENTION up to z_out
+_FORWARD = struct.Struct("13q d 25q 7q")  # native.LINEAR_ATTENTION up to z_out
 
 
 def forward(
@@ -28,19 +28,22 @@ def forward(
     normalize: bool = True,
     eps: float = 1e-6,
     feature_map: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    save: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The sum and the state after it.
 
     q [b t h f], k [b s g f], v [b s g e] of one dtype (float32, float64, bfloat16, float16), any strides;
     log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
     float32); mask [b s] bool. With cu_seqlens [n+1] the row of b = 1 holds n sequences, and kv, z are
     [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
-    (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
+    (with eps; 1 if `normalize` is false), which `backward` needs; then, with `save`, what y lost when it was
+    rounded, like y, if `keeps_lost`, otherwise an empty tensor. Raises MemoryError.
     """
     b, t, h, f = q.shape
     g, e = v.shape[2:]
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
+    lost = y.new_empty(y.shape if save and keeps_lost(v.dtype, normalize) else 0)
     den = torch.empty((b, t, h), dtype=total, device="cpu")
     cu_seqlens = native.as_int64(cu_seqlens)
     n = _sequences(q, cu_seqlens)
@@ -59,11 +62,18 @@ def forward(
         native.address(z),
         y.data_ptr(),
         den.data_ptr(),
+        lost.data_ptr(),
         kv_out.data_ptr(),
         z_out.data_ptr(),
     )
     native.check(library.lintra_forward(call))
-    return y, kv_out, z_out, den
+    return y, kv_out, z_out, den, lost
+
+
+def keeps_lost(dtype: torch.dtype, normalize: bool) -> bool:
+    """Return whether the gradients need more of y than its dtype holds: dq is a difference of two terms, one
+    of them a product with y."""
+    return normalize and dtype.itemsize == 2
 
 
 def backward(
@@ -75,6 +85,7 @@ def backward(
     v: Tensor,
     y: Tensor,
     den: Tensor,
+    lost: Tensor,
     log_decay: Tensor | None = None,
     log_input: Tensor | None = None,
     kv: Tensor | None = None,
@@ -89,8 +100,8 @@ def backward(
     """The gradients of `forward`: of q, k, v, log_decay, log_input, and of the state before.
 
     `dy`, `dkv`, `dz` are those of what `forward` returned (the last two may be None, for zero), `y` (may be
-    empty without `normalize`) and `den` its results. The gradients of q, k, v have their dtype, the others
-    the sum dtype; those of log_decay and log_input are None where the input is. Raises MemoryError.
+    empty without `normalize`), `den` and `lost` its results. The gradients of q, k, v have their dtype, the
+    others the sum dtype; those of log_decay and log_input are None where the input is. Raises MemoryError.
     """
     total = den.dtype
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
@@ -101,7 +112,7 @@ def backward(
     dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total, device="cpu")
     dz_in = torch.empty((n, g, q.shape[3]), dtype=total, device="cpu")
     q, k, v, dy = (native.last_contiguous(x) for x in (q, k, v, dy))
-    y, den = y.contiguous(), den.contiguous()
+    y, den, lost = y.contiguous(), den.contiguous(), lost.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
     library, instruction_set = native.chosen()
     call = native.LINEAR_ATTENTION.pack(
@@ -111,6 +122,7 @@ def backward(
         native.address(z),
         y.data_ptr(),
         den.data_ptr(),
+        lost.data_ptr(),
         0,
         0,
         *native.strided(dy),

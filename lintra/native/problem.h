@@ -78,6 +78,7 @@ struct Problem {
     if (call.normalize) {
       const i64 first = first_token(b, call.t) * call.h + head;
       o.y = (const char*)call.y + first * call.e * size;
+      o.lost = call.lost ? (const char*)call.lost + first * call.e * size : nullptr;
       o.y_token = call.h * call.e * size;
       o.y_head = call.e * size;
       o.den = (const char*)call.den + first * kSize;
@@ -118,6 +119,7 @@ struct Problem {
         s.b = key(b, g);
         s.c = value(Operand::plain, b, g);
         s.out = output(call.y, b, call.t, g * group, call.h, call.e);
+        if (call.lost) s.lost = output(call.lost, b, call.t, g * group, call.h, call.e).data;
         s.denominators = true;
         s.normalize = call.normalize;
         s.eps = T(call.eps);

@@ -87,6 +87,17 @@ LINTRA_INLINE void write_row(char* to, const float* from, i64 n, i64 dtype) {
 }
 LINTRA_INLINE void write_row(char* to, const double* from, i64 n, i64) { memcpy(to, from, size_t(n) * 8); }
 
+// What write_row loses of each number, rounded itself: 0 where it is not finite.
+LINTRA_INLINE void write_lost(char* to, const float* from, i64 n, i64 dtype) {
+  constexpr i64 W = kLanes<float>;
+  for (i64 i = 0; i < n; i += W) {
+    const Vec<float> x = load(from + i), lost = x - widen(narrow(x, dtype), dtype);
+    const Half y = narrow(select<float>(lost - lost == Vec<float>{}, lost, Vec<float>{}), dtype);
+    memcpy(to + 2 * i, &y, size_t(n - i < W ? n - i : W) * 2);
+  }
+}
+LINTRA_INLINE void write_lost(char*, const double*, i64, i64) {}
+
 // In place, for n elements in whole vectors.
 template <class T>
 LINTRA_INLINE void apply_feature_map(T* x, i64 n, i64 map) {
@@ -126,6 +137,7 @@ struct Operand {
   i64 width;        // elements in a row of x
   i64 dtype, map;
   const char *y, *den;  // gradients only; den == 0: no denominator, its gradient is 0
+  const char* lost;     // like y, what is to be added to it; 0: nothing
   i64 y_token, y_head, den_token, den_head;
 
   i64 columns() const { return width + (kind == ones || kind == extended); }
@@ -205,10 +217,14 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
       inverse[i] = den == 0 ? 0 : 1 / den;
       clear_tail(row, n, padded_n);
       if (o.kind == Operand::extended) {
-        read_row(o.y + (start + i) * o.y_token + head * o.y_head, spare, n, o.dtype);
-        clear_tail(spare, n, padded_n);
+        const char* const parts[] = {o.y, o.lost};
         Vec<T> dot{};
-        for (i64 k = 0; k < n; k += W) dot -= load(row + k) * load(spare + k);
+        for (const char* part : parts) {
+          if (!part) continue;
+          read_row(part + (start + i) * o.y_token + head * o.y_head, spare, n, o.dtype);
+          clear_tail(spare, n, padded_n);
+          for (i64 k = 0; k < n; k += W) dot -= load(row + k) * load(spare + k);
+        }
         store(dots + i * W, dot * inverse[i]);
       }
       for (i64 k = 0; k < n; k += W) store(row + k, load(row + k) * inverse[i]);
@@ -232,8 +248,12 @@ LINTRA_INLINE void prefetch_row(const Operand& o, i64 token, i64 head) {
   const char* x = o.x + token * o.token + head * o.head;
   for (const char* end = x + bytes; x < end; x += 64) __builtin_prefetch(x, 0, 2);
   if (o.kind != Operand::extended || !o.y) return;
-  const char* y = o.y + token * o.y_token + head * o.y_head;
-  for (const char* end = y + bytes; y < end; y += 64) __builtin_prefetch(y, 0, 2);
+  const char* const parts[] = {o.y, o.lost};
+  for (const char* part : parts) {
+    if (!part) continue;
+    const char* y = part + token * o.y_token + head * o.y_head;
+    for (const char* end = y + bytes; y < end; y += 64) __builtin_prefetch(y, 0, 2);
+  }
 }
 
 }  // namespace LINTRA_ISA

@@ -38,6 +38,7 @@ struct Sweep {
   i64 log_decay_token, log_input_token;
 
   Output out;
+  char* lost;        // forward: what `out` loses to rounding, laid out like it; 0: not wanted
   bool denominators;  // forward: keep z, and write the denominators to `den`
   bool normalize;     // and divide by them
   T eps;
@@ -283,15 +284,17 @@ void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Stat
         if (s.read_tokens.real(start + i)) s.dots[start + i] += double(sums[i]);
     }
   }
-  char* out = s.out.data + start * s.out.token + head * s.out.head;
-  for (i64 i = 0; i < count; ++i, out += s.out.token) {
+  const i64 first = start * s.out.token + head * s.out.head;
+  for (i64 i = 0; i < count; ++i) {
     T* y = r.y + i * shape.c_step;
     if (s.normalize)
       for (i64 n = 0; n < shape.outer; n += W)  // 1 / den overflows where den is subnormal
         store(y + n, inverse[i] - inverse[i] == 0 ? load(y + n) * inverse[i] : load(y + n) / den[i]);
     if (!s.read_tokens.real(start + i) || (s.normalize && den[i] == 0))
       memset(y, 0, size_t(shape.outer) * sizeof(T));
-    write_row(out, y, s.outer, s.out.dtype);
+    const i64 place = first + i * s.out.token;
+    write_row(s.out.data + place, y, s.outer, s.out.dtype);
+    if (s.lost) write_lost(s.lost + place, y, s.outer, s.out.dtype);
   }
 }
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Relative to the largest element. float64: sums of at most a few hundred terms. float32: the same sums with
-# its rounding. Half precisions: one rounding of each output, and of y in the gradient of the denominator.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# its rounding. Half precisions: one rounding of each output.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 SUM = {torch.float64: torch.float64}
 
 
@@ -140,7 +140,7 @@ def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature
         for name in ("log_decay", "log_input"):
             if given[name] is not None:
                 given[name] = given[name].masked_fill(~mask[..., None], float("nan"))
-    y, kv_out, z_out, den = kernel.forward(**given, mask=mask, **settings)
+    y, kv_out, z_out, den, lost = kernel.forward(**given, mask=mask, **settings, save=True)
     assert y.dtype == dtype
     assert kv_out.dtype == z_out.dtype == den.dtype == total
     for name, mine, right in zip(("y", "kv", "z"), (y, kv_out, z_out), expected, strict=True):
@@ -161,7 +161,7 @@ def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature
     mine = dict(
         zip(
             ("q", "k", "v", "log_decay", "log_input", "kv", "z"),
-            kernel.backward(dy, dkv, dz, y=y, den=den, **given, mask=mask, **settings),
+            kernel.backward(dy, dkv, dz, y=y, den=den, lost=lost, **given, mask=mask, **settings),
             strict=True,
         )
     )
@@ -277,10 +277,10 @@ def test_strides(instruction_set):
     for x, y in zip(kernel.forward(**odd), plain, strict=True):
         assert torch.equal(x, y)
     dy = torch.ones(()).double().expand(plain[0].shape)
-    y, _, _, den = plain
+    y, _, _, den, lost = plain
     for x, z in zip(
-        kernel.backward(dy, None, None, y=y, den=den, **odd),
-        kernel.backward(dy.contiguous(), None, None, y=y, den=den, **inputs),
+        kernel.backward(dy, None, None, y=y, den=den, lost=lost, **odd),
+        kernel.backward(dy.contiguous(), None, None, y=y, den=den, lost=lost, **inputs),
         strict=True,
     ):
         assert x is z is None or torch.equal(x, z)
@@ -314,8 +314,8 @@ def test_offsets_of_more_than_32_bits(instruction_set, far_apart, axis, t):
 
 def results(dy, **inputs):
     """All outputs of the kernels, forward and backward."""
-    y, kv, z, den = kernel.forward(**inputs, feature_map="elu+1")
-    return y, kv, z, den, *kernel.backward(dy, kv, z, y=y, den=den, **inputs, feature_map="elu+1")
+    y, kv, z, den, lost = kernel.forward(**inputs, feature_map="elu+1", save=True)
+    return y, kv, z, den, *kernel.backward(dy, kv, z, y=y, den=den, lost=lost, **inputs, feature_map="elu+1")
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -328,7 +328,7 @@ def test_steps_are_the_sequence(instruction_set, dtype):
     for i in range(20):
         now = {n: None if x is None else x[:, i : i + 1] for n, x in inputs.items() if n not in state}
         before = {n: None if x is None else x.clone() for n, x in state.items()}
-        y, kv, z, _ = kernel.forward(**now, **state, mask=mask[:, i : i + 1], feature_map="elu+1")
+        y, kv, z, *_ = kernel.forward(**now, **state, mask=mask[:, i : i + 1], feature_map="elu+1")
         for n, x in before.items():
             assert x is None or torch.equal(x, state[n]), "the state before a step is the caller's"
         state = {"kv": kv, "z": z}
@@ -520,7 +520,7 @@ def test_no_memory():
     loaded = native._native()
     settings = (loaded.chosen, 1, native.DTYPES[torch.float32], True, True, 0)
     b, t, s, h, g, f, e = 1, 16, 16, 1, 1, 2**50, 1
-    call = kernel._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 31)
+    call = kernel._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 32)
     with pytest.raises(MemoryError):
         native.check(loaded.library.lintra_forward(call))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.ops import LinearState, linear_attention
+from lintra.ops import LinearState, checks, linear_attention
 
 FAST = ["torch", *(["native"] if native.available() else [])]
 # The second generates C++ and compiles it, which takes minutes for a sum in chunks.
@@ -228,8 +228,8 @@ def accepted(forward, name="linear_attention"):
     """Run PyTorch's checks of the operator of that name, called with `forward`, and of its backward."""
     operator, backward_operator = (getattr(torch.ops.lintra, n) for n in (name, f"{name}_backward"))
     torch.library.opcheck(operator.default, forward)
-    y, kv, z, denominator = operator(*forward)
-    backward = (y, kv, z, *forward[:3], y, denominator, *forward[3:])
+    y, kv, z, denominator, lost = operator(*forward)
+    backward = (y, kv, z, *forward[:3], y, denominator, lost, *forward[3:-1])
     backward = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in backward)
     torch.library.opcheck(backward_operator.default, backward)
 
@@ -255,7 +255,11 @@ def test_opcheck(causal):
     kv, z = x["state"]
     for state in ((kv, z), (kv.detach().mT.contiguous().mT.requires_grad_(), z)):
         others = (x.get("log_decay"), x["log_input"], *state, mask, None, causal, True, 1e-6, "relu")
-        accepted((x["q"], x["k"], x["v"], *others))
+        for save in (False, True):
+            accepted((x["q"], x["k"], x["v"], *others, save))
+    x = draw(decay=causal, dtype=torch.bfloat16)
+    others = (None, None, *x["state"], mask, None, causal, True, 1e-6, "relu", True)
+    accepted((x["q"], x["k"], x["v"], *others))
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -274,6 +278,33 @@ def test_half_precision_in_and_out(impl):
         # Half a unit for the rounding of y; both sides have the same inputs.
         assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-5).all()
         assert_close(state.kv.double(), exact_state.kv, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_do_not_see_the_rounding_of_y(impl, dtype, causal):
+    error = error_of_gradients(impl, dtype, causal=causal)
+    assert error < torch.finfo(dtype).eps
+
+
+def error_of_gradients(impl, dtype, device="cpu", time=40, **options):
+    """The largest error of dq, dk and dv relative to their norms, for values far from 0, after nine tokens:
+    with what y loses in 16 bits in it, that of dq would be many times its rounding."""
+    q, k, v = (draw(t=time + 9)[name].detach() for name in "qkv")
+    _, state = linear_attention(q[:, :9], k[:, :9], v[:, :9] + 30, feature_map="elu+1")
+    given = [x[:, 9:].to(dtype) for x in (q, k, v + 30)]
+    dy = torch.randn(*given[0].shape[:3], v.shape[3]).to(dtype)
+
+    def gradients(impl, kind, device):
+        inputs = [x.to(device, kind).requires_grad_() for x in given]
+        before = LinearState(*(x.to(device, checks.sum_dtype(kind)) for x in state))
+        y, _ = linear_attention(*inputs, state=before, feature_map="elu+1", impl=impl, **options)
+        return torch.autograd.grad(y, inputs, dy.to(device, kind))
+
+    exact = gradients("reference", torch.float64, "cpu")
+    found = gradients(impl, dtype, device)
+    return max(float((x.cpu() - e).norm() / e.norm()) for x, e in zip(found, exact, strict=True))
 
 
 @pytest.mark.parametrize("impl", FAST)

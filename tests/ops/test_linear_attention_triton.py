@@ -16,6 +16,7 @@ from tests.ops.test_layout import alone, gradients, places, sequences
 from tests.ops.test_linear_attention import (
     accepted,
     draw,
+    error_of_gradients,
     flat,
     forgetful,
     results,
@@ -149,8 +150,15 @@ def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
 @pytest.mark.parametrize("feature_map", ["elu+1", "relu", "exp"])
 def test_sixteen_bits(cut, dtype, feature_map):
     """y: twice the error of float32 sums, and half a unit of y. States and gradients: twice the error of the
-    definition in 16 bits: the products have no fewer bits, and the gradients see the rounded y."""
+    definition in 16 bits, as the products have no fewer bits."""
     sixteen_bits(moved(draw(**SMALL, t=C + 3, decay=False), dtype), feature_map)
+
+
+@pytest.mark.parametrize("time", [1, C + 3])
+def test_gradients_do_not_see_the_rounding_of_y(cut, time):
+    """One token and spans. The interpreter rounds what it multiplies to TF32, a GPU to two bfloat16."""
+    error = error_of_gradients("triton", torch.bfloat16, DEVICE, time)
+    assert error < torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("decay", [False, True])
@@ -309,9 +317,9 @@ def test_rows_of_no_packed_sequence_are_zero(cut, lengths):
     )
     kv, z = (s.detach()[:1].expand(len(lengths), *s.shape[1:]) for s in x["state"])
     others = log_decay, log_input, kv, z, None, places(lengths).to(DEVICE), True, True, 1e-6, "relu"
-    y, *_, denominator = linear_attention_triton.forward(q, k, v, *others)
+    y, *_, denominator, lost = linear_attention_triton.forward(q, k, v, *others, True)
     gradients = linear_attention_triton.backward(
-        torch.ones_like(y), None, None, q, k, v, y, denominator, *others
+        torch.ones_like(y), None, None, q, k, v, y, denominator, lost, *others
     )
     for result in (y, *gradients[:5]):
         assert result[:, : sum(lengths)].isfinite().all()
@@ -364,7 +372,7 @@ def test_opcheck(cut):
     kv, z = x["state"]
     for kind in (torch.float32, torch.bfloat16):
         state = kv.detach().to(kind).requires_grad_(), z
-        others = (x["log_decay"], x["log_input"], *state, mask, None, True, True, 1e-6, "relu")
+        others = (x["log_decay"], x["log_input"], *state, mask, None, True, True, 1e-6, "relu", True)
         accepted((x["q"], x["k"], x["v"], *others), "linear_attention_triton")
 
 

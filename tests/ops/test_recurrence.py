@@ -272,12 +272,16 @@ def test_normalize_divides_by_the_sum_of_weights(impl):
 
 
 @both
-def test_feature_maps_and_input_weights_come_before(impl):
-    q, k, v, log_decay, _, _ = draw("sum, feature", t=30)
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_feature_maps_and_input_weights_come_before(impl, key_heads):
+    """With as many key heads as states, or fewer."""
+    q, k, v, log_decay, _, _ = draw("sum, feature", t=30, h=4, g=4)
+    k = k[:, :, :key_heads]
     log_input = log_decay[..., 0]
     options = {"feature_map": "elu+1", "log_input": log_input, "log_decay": log_decay, "impl": impl}
     y, after = linear_attention(q, k, v, normalize=False, **options)
     q, k = (functional.elu(x) + 1 for x in (q, k))
+    k = k.repeat_interleave(4 // key_heads, 2)
     expected, state = reference(q, k * log_input.exp()[..., None], v, log_decay, None, 0 * after.kv)
     assert_close([y, after.kv], [expected, state], **EXACT)
 

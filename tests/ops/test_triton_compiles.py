@@ -63,8 +63,8 @@ def go(
     kv, z = torch.zeros(2, g, f, e, dtype=kept), torch.zeros(2, g, f)
     logarithm = torch.zeros(b, t, g) if decay else None
     others = (logarithm, logarithm, kv, z, mask, cu_seqlens, *options.values())
-    y, kv, z, denominator = linear_attention_triton.forward(q, k, v, *others)
-    linear_attention_triton.backward(y, kv, z, q, k, v, y, denominator, *others)
+    y, kv, z, denominator, lost = linear_attention_triton.forward(q, k, v, *others, True)
+    linear_attention_triton.backward(y, kv, z, q, k, v, y, denominator, lost, *others)
     return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
 
 

@@ -8,6 +8,7 @@ import math
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from lintra.native.linear_attention import forward as native_forward
@@ -128,7 +129,7 @@ def linear_attention(
     if impl in ("auto", "native") and can_skip_operator(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
-        y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
+        y, kv, z, *_ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
         return y, LinearState(kv, z)
     chosen = dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
@@ -139,8 +140,9 @@ def linear_attention(
         dtype = state.z.dtype
         log_decay = log_decay if log_decay is None else log_decay.to(dtype)
         log_input = log_input if log_input is None else log_input.to(dtype)
-        y, kv, z, _ = _OPERATORS[chosen](
-            q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        y, kv, z, *_ = _OPERATORS[chosen](
+            q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map, save
         )
     elif layout.packed:
         tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}

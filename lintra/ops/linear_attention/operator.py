@@ -5,43 +5,44 @@ from typing import Any
 
 from torch import Tensor
 
+from lintra.native.linear_attention import keeps_lost
 from lintra.ops.operator import define, empty_for_none, refuse_double_backward
 
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
-    f"(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) "
-    "-> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator)"
+    f"(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}, "
+    "bool save) -> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator, Tensor lost)"
 )
 _BACKWARD = (
     "(Tensor dy, Tensor? dkv, Tensor? dz, Tensor q, Tensor k, Tensor v, Tensor y, Tensor denominator, "
-    f"Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) -> (Tensor dq, Tensor dk, "
-    "Tensor dv, Tensor dlog_decay, Tensor dlog_input, Tensor dkv, Tensor dz)"
+    f"Tensor lost, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) -> (Tensor dq, "
+    "Tensor dk, Tensor dv, Tensor dlog_decay, Tensor dlog_input, Tensor dkv, Tensor dz)"
 )
 
 
 def register(
     name: str, impl: str, forward: Callable[..., Any], backward: Callable[..., Any], devices: Sequence[str]
-) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """Make the operators lintra::`name` and lintra::`name`_backward of functions that compute them, with the
     arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
 
-    Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, and denominators; packed,
-    the states are [n ...]. Arguments as the operator orders them, validated by `lintra.ops.linear_attention`,
-    logarithms in the dtype of sums.
+    Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, denominators, and what y
+    lost when it was rounded (empty where no gradient needs it); packed, the states are [n ...]. Arguments as
+    the operator orders them, validated by `lintra.ops.linear_attention`, logarithms in the dtype of sums.
     """
 
     def gradients(dy, dkv, dz, q, *others):
         return empty_for_none(q, backward(dy, dkv, dz, q, *others))
 
-    def differentiate(ctx, dy, dkv, dz, _):
-        q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
+    def differentiate(ctx, dy, dkv, dz, *_):
+        q, k, v, y, denominator, lost, log_decay, log_input, *others = ctx.saved_tensors
         dy = v.new_zeros(*q.shape[:3], v.shape[3]) if dy is None else dy
         dq, dk, dv, dlog_decay, dlog_input, dkv, dz = backward_operator(
-            dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, *others, *ctx.options
+            dy, dkv, dz, q, k, v, y, denominator, lost, log_decay, log_input, *others, *ctx.options
         )
         dlog_decay = None if log_decay is None else dlog_decay
         dlog_input = None if log_input is None else dlog_input
-        return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
+        return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None, None
 
     operator = define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
     refuse = refuse_double_backward("linear attention", impl)
@@ -51,13 +52,14 @@ def register(
     return operator
 
 
-def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
+def _forward_fake(q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, map, save):
     y = v.new_empty(*q.shape[:3], v.shape[3])
     denominator = z.new_empty(q.shape[:3])
-    return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator
+    lost = y.new_empty(y.shape if save and keeps_lost(v.dtype, normalize) else 0)
+    return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator, lost
 
 
-def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, kv, z, *_):
+def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, lost, log_decay, log_input, kv, z, *_):
     dlog_decay, dlog_input = (
         q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (log_decay, log_input)
     )
@@ -66,12 +68,12 @@ def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, k
 
 
 def _save(ctx, inputs, output):
-    q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, *ctx.options = inputs
-    y, _, _, denominator = output
+    q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, *ctx.options, _ = inputs
+    y, _, _, denominator, lost = output
     y = y if ctx.options[1] else y.new_empty(0)  # normalize: nothing else reads it
-    ctx.mark_non_differentiable(denominator)
+    ctx.mark_non_differentiable(denominator, lost)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask, cu_seqlens)
+    ctx.save_for_backward(q, k, v, y, denominator, lost, log_decay, log_input, kv, z, mask, cu_seqlens)
 
 
 _RECURRENCE_OPTIONS = "Tensor? mask, Tensor? cu_seqlens, float scale"

@@ -1,8 +1,8 @@
 """Linear attention in Triton, for NVIDIA GPUs: cuts a call into spans and launches `triton_kernels`.
 
-Only the inputs, y and the denominators are kept for the backward pass, which sums the states again. No value
-is read back from the GPU, so a call can be captured in a CUDA graph once an earlier one has compiled its
-kernels.
+Only the inputs, y, what it lost when it was rounded, and the denominators are kept for the backward pass,
+which sums the states again. No value is read back from the GPU, so a call can be captured in a CUDA graph
+once an earlier one has compiled its kernels.
 A kv of 16 bits is widened outside the kernels, except by a step, which reads and writes it directly.
 Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits are multiplied as they are;
 what is computed from them is multiplied as sums of two bfloat16, which keep 16 bits.
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lintra.native.linear_attention import keeps_lost
 from lintra.ops.dispatch import INTERPRETED
 from lintra.ops.linear_attention import operator
 
@@ -187,13 +188,18 @@ class _Call:
 
 
 def forward(q, k, v, *others):
+    *others, save = others
     with on_device(q):
         call = _Call(q, k, v, *others)
         y = result((*q.shape[:3], v.shape[3]), v.dtype, q, call.cu_seqlens)
         denominator = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         results = {"y": y, "denominator": denominator, "eps": call.eps, "NORMALIZE": call.normalize}
+        lost = y.new_empty(0)
+        if save and keeps_lost(v.dtype, call.normalize):
+            lost = result(y.shape, y.dtype, q, call.cu_seqlens)
+        results["lost"] = lost if lost.numel() else None
         if call.causal and call.t == 1 and call.cu_seqlens is None:
-            return y, *_step(call, results), denominator
+            return y, *_step(call, results), denominator, lost
         from lintra.ops.linear_attention import triton_kernels as kernels
 
         states, wide, z = call.sum_states((call.kv.float(), call.z))
@@ -208,7 +214,7 @@ def forward(q, k, v, *others):
             **results,
             states=states,
         )
-        return y, wide.to(call.kv.dtype), z, denominator
+        return y, wide.to(call.kv.dtype), z, denominator, lost
 
 
 def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -241,7 +247,7 @@ def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return kv, z
 
 
-def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
+def backward(dy, dkv, dz, q, k, v, y, denominator, lost, *others):
     from lintra.ops.linear_attention import triton_gradients as kernels
 
     with on_device(q):
@@ -255,6 +261,7 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
             (-(-denominator.numel() // ROWS),),
             **strided("dy", dy),
             y=y,
+            lost=lost.contiguous() if lost.numel() else None,
             mask=call.side(True)["mask"],
             dd=dd,
             rows=denominator.numel(),

@@ -40,10 +40,11 @@ def _write(total, raw, out, dots, tile, line, column, inside, real, rows, F: tl.
 
 @triton.jit
 def denominator_gradients(
-    dy, dy_batch, dy_token, dy_head, y, mask, dd, rows, time, H,
+    dy, dy_batch, dy_token, dy_head, y, lost, mask, dd, rows, time, H,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dd times the denominator for C rows, 0 for padding. Grid: blocks of rows."""
+    """Compute dd times the denominator for C rows, 0 for padding; y is y + `lost` if that is given. Grid:
+    blocks of rows."""
     line = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     head, token, batch = line % H, line // H % time, line // H // time
     inside = line < rows
@@ -57,7 +58,10 @@ def denominator_gradients(
             column = tile * BE + tl.arange(0, BE)
             there = real[:, None] & (column < E)[None, :]
             given = tl.load(at[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
-            made = tl.load(y + line[:, None] * E + column[None, :], mask=there, other=0.0).to(tl.float32)
+            place = line[:, None] * E + column[None, :]
+            made = tl.load(y + place, mask=there, other=0.0).to(tl.float32)
+            if lost is not None:
+                made += tl.load(lost + place, mask=there, other=0.0).to(tl.float32)
             total -= tl.sum(given * made, 1)
     tl.store(dd + line, total, mask=inside)
 

@@ -359,12 +359,22 @@ def scan_spans(
     tl.store(final_z + (i * G + g) * F + place - F * E, state, mask=counted & inside)
 
 
+@triton.jit
+def store_rounded(y, lost, place, total, mask):
+    """Store numbers in the dtype of y and, where wanted, what they lose by that: 0 if it is not finite."""
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + place, rounded, mask=mask)
+    if lost is not None:
+        rest = total - rounded.to(tl.float32)
+        tl.store(lost + place, tl.where(rest - rest == 0, rest, 0.0), mask=mask)
+
+
 @tuned
 @triton.jit
 def outputs(
     q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
     log_decay, log_input, mask, cu_seqlens, sequence_of, first_of, states,
-    y, denominator, eps, spans, time, SPAN, G, READERS,
+    y, lost, denominator, eps, spans, time, SPAN, G, READERS,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -430,7 +440,7 @@ def outputs(
             total = tl.where(real[:, None], total, 0.0)
         line = (batch * time + row) * heads + head
         place = line[:, None] * E + column_e[None, :]
-        tl.store(y + place, total, mask=inside[:, None] & (column_e < E)[None, :])
+        store_rounded(y, lost, place, total, inside[:, None] & (column_e < E)[None, :])
         if tile_e == 0:
             tl.store(denominator + line, weight, mask=inside)
 
@@ -438,7 +448,7 @@ def outputs(
 @triton.jit
 def step(
     q, q_batch, q_head, k, k_batch, k_head, v, v_batch, v_head, log_decay, log_input, mask, kv, z,
-    y, denominator, kv_out, z_out, eps, G, READERS,
+    y, lost, denominator, kv_out, z_out, eps, G, READERS,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     MAP: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
@@ -489,6 +499,6 @@ def step(
         weight = weight * 0 + 1.0
     total = tl.where(real, total, 0.0)
     line = i * G * READERS + head
-    tl.store(y + line * E + column_e, total, mask=column_e < E)
+    store_rounded(y, lost, line * E + column_e, total, column_e < E)
     if tl.program_id(2) == 0:
         tl.store(denominator + line + tl.arange(0, 1), weight)
