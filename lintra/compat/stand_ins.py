@@ -33,7 +33,10 @@ def install(*packages: str) -> dict[str, str]:
         raise ValueError(
             f"packages must be of {', '.join(kernels.PACKAGES)}; got {', '.join(sorted(unknown))}"
         )
-    done = {package: _install(package) for package in packages or kernels.PACKAGES}
+    chosen = packages or kernels.PACKAGES
+    # fla last: when its layers are imported, they look for the others.
+    found = {package: _install(package) for package in sorted(chosen, key="fla".__eq__)}
+    done = {package: found[package] for package in chosen}
     late = [name for name, module in list(sys.modules.items()) if _fell_back(name, module, done)]
     if late:
         warnings.warn(

@@ -152,6 +152,13 @@ assert sys.modules["transformers"] is transformers
     assert second == "transformers lintra.compat.transformers.attention"
 
 
+def test_fla_finds_the_other_packages_when_it_is_wrapped(monkeypatch):
+    order = []
+    monkeypatch.setattr(stand_ins, "_install", lambda package: order.append(package) or "left")
+    assert list(stand_ins.install()) == ["fla", "mamba_ssm", "causal_conv1d"]
+    assert order == ["mamba_ssm", "causal_conv1d", "fla"]
+
+
 def test_a_folder_of_the_name_of_a_package_is_none(tmp_path, monkeypatch):
     (tmp_path / "no_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)

@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Sequence
 
+from torch import Tensor
+
 
 def refuse(**unserved: object) -> None:
     """Raise NotImplementedError for arguments, by name, that are not supported here."""
@@ -15,6 +17,14 @@ def heads_behind_time(head_first: object) -> None:
     """Raise DeprecationWarning, as FLA does, for an argument that was removed there."""
     if head_first is not None:
         raise DeprecationWarning("head_first is gone from FLA: give inputs as [b t h ...]")
+
+
+def as_many_heads(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless v [b t h e] has the heads of q [b t h d], by which decays are numbered."""
+    if q.dim() == v.dim() == 4 and q.shape[2] != v.shape[2]:
+        raise ValueError(
+            f"v must have the {q.shape[2]} heads of q, each with a decay of its own, got {v.shape[2]}"
+        )
 
 
 def v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:

@@ -166,7 +166,10 @@ def attend(
                 "which query sees which key, as of static caches: 'lintra' takes boolean ones, and those of "
                 "0 and the least number"
             )
-        options = {"visible": seen[..., : k.shape[1]], "scale": scaling, "dropout": dropout}
+        seen = seen[..., : k.shape[1]]
+        if cu_seq_lens_q is not None:
+            seen = seen & _same_sequence(Layout.of("query", q, None, cu_seq_lens_q), k.shape[1])
+        options = {"visible": seen, "scale": scaling, "dropout": dropout}
         return fused_attention(query, key, value, **options).transpose(1, 2), None
     config = _config(name, config, seen.window, scaling, dropout)
     mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
@@ -229,6 +232,16 @@ def _packing(
         if bool((begun[:, -1] > begun[:, 0]).any()):
             seen = seen._replace(sequence=begun)
     return None if seen.sequence is None else seen.layout(q)
+
+
+def _same_sequence(layout: Layout, keys: int) -> Tensor:
+    """Return which of the t tokens of a packed row are of one sequence, [1, 1, t, t]."""
+    assert layout.cu_seqlens is not None
+    if layout.time != keys:
+        raise NotImplementedError("packed sequences after cached keys take no mask of queries and keys")
+    tokens = torch.arange(keys, device=layout.cu_seqlens.device)
+    number = torch.searchsorted(layout.cu_seqlens, tokens, right=True)
+    return (number[:, None] == number)[None, None]
 
 
 def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:

@@ -35,10 +35,13 @@ class Visible(NamedTuple):
 
     def __getattr__(self, name: str) -> Any:
         """Raise AttributeError that says why a model finds no tensor."""
-        raise AttributeError(
-            f"this model reads the attention mask (its {name}), as those with an indexer of keys do: "
-            "lintra's attention cannot serve it, choose another attn_implementation, such as 'sdpa'"
-        )
+        raise AttributeError(_reads_mask(name))
+
+    def __add__(self, scores: Any) -> Any:
+        """Raise TypeError: a model that adds the mask to scores does not call lintra's attention."""
+        raise TypeError(_reads_mask("sum with scores"))
+
+    __radd__ = __add__
 
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: its user, `generate` with a static cache, takes only tensors."""
@@ -60,6 +63,14 @@ class Visible(NamedTuple):
         near = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
         near = near if self.window is None else near & (distance < self.window)
         return near[None] if self.mask is None else near & self.mask[:, None]
+
+
+def _reads_mask(what: str) -> str:
+    return (
+        f"this model reads the attention mask (its {what}), as those with an indexer of keys do, and older "
+        "ones with attention of their own: lintra's attention cannot serve it, choose another "
+        "attn_implementation, such as 'sdpa' or 'eager'"
+    )
 
 
 def visible(

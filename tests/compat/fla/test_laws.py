@@ -218,6 +218,20 @@ def test_heads_before_time_are_refused_as_in_fla(path):
         function(path)(q, k, v, **extra, head_first=False)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("retention.chunk_retention", "retention.fused_recurrent_retention", "retention.parallel_retention"),
+        *("lightning_attn.chunk_lightning_attn", "lightning_attn.fused_recurrent_lightning_attn"),
+    ],
+)
+def test_decays_by_number_need_one_value_head_for_each_query_head(path):
+    q, v = torch.randn(1, 5, 2, 4), torch.randn(1, 5, 4, 4)
+    extra = LAYER if path.startswith("light") else {}
+    with pytest.raises(ValueError, match="v must have the 2 heads of q, each with a decay of its own, got 4"):
+        function(path)(q, q, v, **extra)
+
+
 def test_scores_keep_their_digits_in_autocast():
     q, k, v = torch.randn(3, 1, 7, 2, 4)
     g = -torch.rand(1, 7, 2)

@@ -135,6 +135,25 @@ def test_packed_sequences_are_separate_ones(implementation):
         model(x, cu_seq_lens_q=bounds[:2])
 
 
+def test_packed_sequences_are_separate_ones_under_a_mask_of_pairs():
+    """Llama 4 attends in chunks: its mask function gives a tensor."""
+    sizes = {**SIZES, "num_key_value_heads": 2, "intermediate_size_mlp": 32, "head_dim": 8, "pad_token_id": 0}
+    sizes |= {"num_local_experts": 2, "moe_layers": [1], "attention_chunk_size": 64}
+    config = transformers.Llama4TextConfig(**sizes)
+    torch.manual_seed(0)
+    model = (
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="lintra").double().eval()
+    )
+    x, bounds = tokens(1), torch.tensor([0, 7, 20])
+    place = torch.cat((torch.arange(7), torch.arange(13)))[None]
+    parts = torch.cat([model(part).logits for part in x.split([7, 13], 1)], 1)
+    for given in ({"use_cache": False}, {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}):
+        assert_close(model(x, position_ids=place, **given).logits, parts, **SAME)
+    cache = model(x[:, :7]).past_key_values
+    with pytest.raises(NotImplementedError, match="packed sequences after cached keys"):
+        model(x[:, 7:], past_key_values=cache, cu_seq_lens_q=torch.tensor([0, 13]))
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "lintra"])
 def test_positions_say_nothing_of_packing_beside_a_mask(implementation):
     """Neither if another row has padding, nor if positions jump during generation."""
@@ -367,6 +386,8 @@ def test_calls_that_cannot_be_served_are_refused():
     ):
         with pytest.raises(NotImplementedError, match=f"does not support {next(iter(option))}"):
             attend("lintra", model, x, x, x, Visible(True), **option)
+    with pytest.raises(TypeError, match=r"reads the attention mask \(its sum with scores\)"):
+        torch.zeros(1, 4, 3, 3) + Visible(True)
     with pytest.raises(AttributeError, match=r"reads the attention mask \(its dtype\)"):
         _ = Visible(True).dtype
     exact = build("Llama", "lintra")

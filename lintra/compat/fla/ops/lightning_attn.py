@@ -8,7 +8,7 @@ nothing here.
 import torch
 from torch import Tensor
 
-from lintra.compat.fla._arguments import heads_behind_time
+from lintra.compat.fla._arguments import as_many_heads, heads_behind_time
 from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 from lintra.ops import checks
@@ -34,7 +34,7 @@ def chunk_lightning_attn(
         q,
         k,
         v,
-        g_gamma=_log_decay(q, layer_idx, num_layers),
+        g_gamma=_log_decay(q, v, layer_idx, num_layers),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -59,7 +59,7 @@ def fused_recurrent_lightning_attn(
         q,
         k,
         v,
-        g_gamma=_log_decay(q, layer_idx, num_layers),
+        g_gamma=_log_decay(q, v, layer_idx, num_layers),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -68,7 +68,8 @@ def fused_recurrent_lightning_attn(
     )
 
 
-def _log_decay(q: Tensor, layer: int, layers: int) -> Tensor:
-    """Return the logarithms of the decays [h] of the heads of q [b t h d]."""
+def _log_decay(q: Tensor, v: Tensor, layer: int, layers: int) -> Tensor:
+    """Return the logarithms of the decays [h] of the heads of q [b t h d] and v [b t h e]."""
+    as_many_heads(q, v)
     heads = torch.arange(q.shape[2], dtype=checks.sum_dtype(q.dtype), device=q.device)
     return -(8 / q.shape[2] * (1 - layer / layers)) * heads

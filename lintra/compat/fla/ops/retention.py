@@ -7,7 +7,7 @@ q, k [b t h d], v [b t h e] -> o [b t h e] in v's dtype and the state [n h d e] 
 import torch
 from torch import Tensor
 
-from lintra.compat.fla._arguments import heads_behind_time, v_first
+from lintra.compat.fla._arguments import as_many_heads, heads_behind_time, v_first
 from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.simple_gla import (
     chunk_simple_gla,
@@ -35,7 +35,7 @@ def chunk_retention(
         q,
         k,
         v,
-        g_gamma=_log_decay(q),
+        g_gamma=_log_decay(q, v),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -74,7 +74,7 @@ def fused_recurrent_retention(
         q,
         k,
         v,
-        g_gamma=_log_decay(q),
+        g_gamma=_log_decay(q, v),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -93,11 +93,12 @@ def parallel_retention(
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Retention, and with `output_attentions` its scores [b h t t]."""
-    g = _log_decay(q).expand(q.shape[:3])
+    g = _log_decay(q, v).expand(q.shape[:3])
     return parallel_simple_gla(q, k, v, g, scale, output_attentions, cu_seqlens)
 
 
-def _log_decay(q: Tensor) -> Tensor:
-    """Return the logarithms of the decays [h] of the heads of q [b t h d]."""
+def _log_decay(q: Tensor, v: Tensor) -> Tensor:
+    """Return the logarithms of the decays [h] of the heads of q [b t h d] and v [b t h e]."""
+    as_many_heads(q, v)
     heads = torch.arange(q.shape[2], dtype=checks.sum_dtype(q.dtype), device=q.device)
     return (-(2.0 ** (-5.0 - heads))).log1p()
