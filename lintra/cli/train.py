@@ -17,7 +17,7 @@ from lintra.cli.output import Output
 from lintra.cli.progress import progress
 from lintra.models import ctc
 from lintra.train.config import Strategy, Verbosity
-from lintra.train.data_checks import check_room
+from lintra.train.data_checks import check_begun, check_room
 from lintra.train.file_copies import beside
 from lintra.train.launch import is_first_process, launcher
 from lintra.train.optimizer import optimizer
@@ -74,14 +74,17 @@ def train_command(args: Sequence[str]) -> int:
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         of_launcher = {} if launcher() is None else {"nodes": None, "devices": None}  # not those of before
-        if {"nodes", "devices", "strategy"} & _given(changes).keys():  # refused before run.json holds them
-            settings, task = dataclasses.replace(run.train, **of_launcher | _given(changes)), run.task.build()
-            settings.check_batch(task.batch_tokens, task.batch)
-        with run.locked():  # another process that trains it has its settings from there
-            run = run.changed(**of_launcher | _given(changes))
         _refuse_moved(run)
         verbosity = options.output.verbosity
-        train.fit(run, _watched(run.task, verbosity), verbosity=verbosity)
+        task = _watched(run.task, verbosity)
+        if _given(changes):  # refused before run.json holds them
+            settings = dataclasses.replace(run.train, **of_launcher | _given(changes))
+            settings.check_batch(task.batch_tokens, task.batch)
+            if is_first_process():
+                check_begun(run, task)
+        with run.locked():  # another process that trains it has its settings from there
+            run = run.changed(**of_launcher | _given(changes))
+        train.fit(run, task, verbosity=verbosity)
     elif (name := args[0].replace("_", "-")) in _names():
         run, task, verbosity = _new_run(name, args[1:])
         from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong

@@ -28,7 +28,7 @@ def sample_paths(
     The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows.
     Series i has a generator of its own, `sequence_generator(seed, i)`: its paths do not depend on how many
     others there are. Without a seed they differ each time. Raises ValueError for an empty history, no
-    horizon, no samples and a mechanism without a recurrent form.
+    horizon, no samples, a mechanism without a recurrent form, and paths that leave the range of numbers.
     """
     if history.dim() != 2 or not history.shape[1]:
         raise ValueError(f"history must be at least one value of each series, got {list(history.shape)}")
@@ -49,6 +49,10 @@ def sample_paths(
             parts = zip(prediction.params.split(samples), generators, strict=True)
             values = torch.cat([model.output.sample(part, generator) for part, generator in parts])
             values = prediction.restored(values)
+            if not values.isfinite().all():
+                raise ValueError(
+                    f"the sampled paths are beyond the largest numbers after {step:,} values: forecast fewer"
+                )
             paths.append(values.cpu())
             if step < horizon - 1:
                 prediction, state = model.extend(values, state)

@@ -55,6 +55,7 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
     import fcntl
 
     handle = os.open(path, os.O_RDONLY)
+    _held.add(handle)
     try:
         try:  # the lock ends with the process, however that ends
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,7 +65,22 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
             raise Error(f"{path} cannot be locked: {error.strerror}") from error
         yield
     finally:
-        os.close(handle)
+        if handle in _held:
+            _held.remove(handle)
+            os.close(handle)
+
+
+_held: set[int] = set()  # handles of locks
+
+
+def _forget_locks() -> None:
+    """Close the handles in a process that was forked: it may outlive the one that holds the locks."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

@@ -283,7 +283,13 @@ def _read(path: Path, config: Config) -> Labelled:
             raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
         if not rest[-1]:
             raise DataError(f"{path}, line {number:,} {EMPTY}")
-        labels.append(label.strip().decode(errors="replace"))
+        try:
+            labels.append(label.strip().decode())
+            if config.tokenizer is not None:
+                rest[-1].decode()
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise DataError(f"{path}, line {number:,} is not in UTF-8: it has the byte {byte}") from error
         texts.append(rest[-1][:kept])
     return Labelled(labels, texts)
 

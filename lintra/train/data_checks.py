@@ -11,6 +11,7 @@ from lintra.io.files import Error
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.config import Config
 from lintra.train.launch import processes
+from lintra.train.run import RUN, Run
 
 _LOOKED_AT = 64  # samples of each split, evenly spread
 _NUMBER = 40  # bytes of a sample's number in the list of a batch, as Python keeps it
@@ -48,6 +49,13 @@ def _content(batch: Batch) -> dict[str, bytes]:
         + (b"" if x.is_floating_point() else x.contiguous().numpy().tobytes())
         for name, x in batch.items()
     }
+
+
+def check_begun(run: Run, task: Task) -> None:
+    """Raise Error unless the task fits the run's model, and has the data that the run began with."""
+    task.check(run.model)
+    if run.data is not None:
+        check_same(fingerprint(task), run.data, run.folder / RUN)
 
 
 def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:

@@ -69,7 +69,7 @@ class _Console(Console):
 
 
 def _console(quiet: bool) -> Console:
-    return _Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False)
+    return _Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:

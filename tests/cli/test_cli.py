@@ -652,6 +652,8 @@ def test_text_is_written(lintra_says, tmp_path, monkeypatch):
     code, out, err = lintra_says("generate", "--model", "run", "--samples", "2", "--prompt", "a few")
     assert (code, err) == (0, "")
     assert out.count("\na few") == 2
+    code, _, err = lintra_says("generate", "--model", "run", "--prompt", "caf\udce9")
+    assert (code, err) == (2, "lintra: prompt is not in UTF-8\n")
     code, _, err = lintra_says("generate", "--model", "run", "--prompt", "x" * 24)
     assert (code, err) == (
         2,
@@ -702,13 +704,20 @@ def test_a_run_whose_text_has_moved(lintra_says, tmp_path, monkeypatch):
     text = tmp_path / "words.txt"
     text.write_text("a few words, and then the same again. " * 40)
     assert lintra_says("train", "text", "--data", "words.txt", "--length", "24", *FEW)[0] == 0
+    run = tmp_path / "run" / "run.json"
+    before = run.read_text()
+    text.write_text("other words, of which there are as many. " * 40)
+    code, out, err = lintra_says("train", "--resume", "run", "--steps", "3", "--lr", "0.5")
+    assert (code, out) == (2, "")
+    assert "was begun with other data" in err
     text.rename(tmp_path / "elsewhere.txt")
     code, out, err = lintra_says("train", "--resume", "run", "--steps", "3")
     assert (code, out) == (2, "")
+    assert run.read_text() == before, "a command that is refused changes nothing"
     file = Path("run/run.json")
     assert err == f"lintra: data {text} does not exist: put it back, or say in {file} where it is now\n"
-    run = tmp_path / "run" / "run.json"
-    run.write_text(run.read_text().replace("words.txt", "elsewhere.txt"))
+    (tmp_path / "elsewhere.txt").write_text("a few words, and then the same again. " * 40)
+    run.write_text(before.replace("words.txt", "elsewhere.txt"))
     assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
 
 

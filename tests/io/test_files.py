@@ -1,6 +1,8 @@
 """Files are written whole, and replace nothing that they should not."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -35,6 +37,29 @@ def test_what_is_written_is_flushed_before_it_appears(tmp_path, monkeypatch):
     files.write_atomically(path, write)
     assert {(path.stat().st_ino, False), ((path / "part").stat().st_ino, False)} <= set(flushed)
     assert flushed[-1] == (tmp_path.stat().st_ino, True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_outlives_the_holder_of_a_lock_does_not_hold_it(tmp_path):
+    """As data workers do when training is killed."""
+    come, go = os.pipe()
+    program = f"""
+import os, sys
+from pathlib import Path
+from lintra.io.files import locked
+with locked(Path({str(tmp_path)!r})):
+    if os.fork():
+        os._exit(0)
+    os.read({come}, 1)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, pass_fds=[come])
+    try:
+        with files.locked(tmp_path):
+            pass
+    finally:
+        os.write(go, b"x")
+        os.close(go)
+        os.close(come)
 
 
 def test_what_killed_programs_left_is_removed_after_a_day(tmp_path):

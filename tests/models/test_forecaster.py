@@ -147,6 +147,14 @@ def test_paths_are_those_of_the_whole_series_read_again(output):
     assert_close(alone[0], found[1], **EXACT)
 
 
+def test_paths_that_leave_the_numbers_are_no_fault_of_the_history():
+    model, values = built(OUTPUTS[0]), series(1, 20)
+    with torch.no_grad():
+        model.shortcut.weight *= 1e150
+    with pytest.raises(ValueError, match=r"the sampled paths are beyond the largest numbers after \d values"):
+        sample_paths(model, values, horizon=9, samples=2, seed=5)
+
+
 def test_paths_one_row_ahead_are_of_the_predicted_distribution():
     model, values = built(StudentT()), series(2, 20)
     with torch.no_grad():

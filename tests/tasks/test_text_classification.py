@@ -247,6 +247,10 @@ def test_the_baseline_takes_the_same_batches(file):
             r"but held out, every line of it: add lines$",
         ),
         (b"good\t\0\n", r"train\.tsv is not text: byte 6 is 0"),
+        (  # two labels of Latin-1, which are not one
+            20 * (b"caf\xe9\tx\n" + b"caf\xe8\ty\n"),
+            r"train\.tsv, line 1 is not in UTF-8: it has the byte 233",
+        ),
     ],
 )
 def test_bad_files_are_named(file, content, message):

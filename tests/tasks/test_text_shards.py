@@ -223,7 +223,9 @@ def test_a_text_that_cannot_be_encoded_is_named(tmp_path):
 
 def test_shards_of_another_tokenizer_are_refused(learned, shards, tmp_path):
     data = written(tmp_path / "tokens", Tokenizer.read(learned))
-    with pytest.raises(DataError, match=r"the shards in .*s are bytes: leave --tokenizer out"):
+    with pytest.raises(
+        DataError, match=r"the shards in .*s are bytes, not tokens of .*: leave --tokenizer out, or prepare"
+    ):
         _ = task(shards, tokenizer=str(learned)).train
     Tokenizer.learn(pieces(b"other words"), 270).save(tmp_path / "other.json")
     with pytest.raises(DataError, match=r"other\.json is not the tokenizer of the shards in .*tokens: leave"):
@@ -279,7 +281,9 @@ def test_a_vocabulary_is_that_of_the_shards(numbered, shards, learned, tmp_path)
         DataError, match=r"the shards in .*n are of 1,000 tokens, not 999: leave --vocabulary"
     ):
         _ = task(numbered, vocabulary=999).train
-    with pytest.raises(DataError, match=r"n are tokens without a tokenizer: leave --tokenizer out"):
+    with pytest.raises(
+        DataError, match=r"n are tokens without a tokenizer, not tokens of .*: leave --tokenizer out"
+    ):
         _ = task(numbered, tokenizer=str(learned)).train
     with pytest.raises(ValueError, match=r"vocabulary is that of .*t\.json: leave it out, got 300"):
         task(shards, tokenizer=str(learned), vocabulary=300)

@@ -15,11 +15,13 @@ import torch
 from safetensors import safe_open
 
 from lintra import checkpoint, train
+from lintra.cli import progress
 from lintra.io import files, tensors
 from lintra.io.files import Error, read_json
 from lintra.tasks import Samples, copy, digits, pathfinder, text
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.shard_writer import write_shards
+from lintra.train import loop
 from lintra.train.batches import seed_of
 from lintra.train.callbacks import Interrupted
 from lintra.train.learner import Diverged, Learner
@@ -506,3 +508,15 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(new_run, monk
     monkeypatch.setattr("lintra.train.run.shutil", SimpleNamespace(rmtree=refuse))
     train.fit(run)
     assert run.checkpoints()[-1].name == "step-00000015"
+
+
+def test_names_are_printed_as_they_are(capsys, monkeypatch):
+    """Not as emoji or styles of rich, in training and in the progress of other commands."""
+    name = "u8.wav:100: [bold]:fire:"
+    loop._console(quiet=False).print(name)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    with progress.progress(name, 2, "rows") as show:
+        show(1)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == name
+    assert second.startswith(f"{name} 1/2 rows")

@@ -203,7 +203,9 @@ class Shards:
         """Raise DataError unless this is the tokenizer of the shards; None: they have none."""
         if (tokenizer is None) != (self.tokenizer is None):
             without = "bytes" if self.are_bytes else "tokens without a tokenizer"
-            what = f"tokens of {self.tokenizer}" if self.tokenizer else f"{without}: leave --tokenizer out"
+            what = f"tokens of {self.tokenizer}, not bytes: prepare shards of bytes"
+            if tokenizer is not None:
+                what = f"{without}, not tokens of {tokenizer.name}: leave --tokenizer out, or prepare others"
             raise DataError(f"the shards in {self.folder} are {what}")
         if tokenizer is None or self.tokenizer is None:
             return
