@@ -52,10 +52,12 @@ class Texts:
 
 def write(options: Any, drawing: Any, task: Text) -> None:
     """Write texts with a `Drawing` of lintra.cli.generate, as its `Options` say."""
+    prompt = options.prompt or ""
     try:
-        given = task.to_tokens((options.prompt or "").encode().decode())
+        prompt.encode()
     except UnicodeEncodeError as error:  # of bytes that Python reads from the command line as half a pair
         raise UsageError("prompt is not in UTF-8") from error
+    given = task.to_tokens(prompt)
     length, prompt = options.length or task.length, given.shape[1]
     if length <= prompt:
         raise UsageError(

@@ -31,6 +31,8 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
     could not be read."""
     failed = 0
     texts = _from_files(task, options) if options.files else _from_lines(_stdin(), "stdin")
+    if task.tokenizer is not None:
+        texts = map(_in_utf8, texts)
     for group in _batches(texts, options.batch) if options.files else _arriving(texts, options.batch):
         found = [x.content for x in group if isinstance(x, Text)]
         said = iter(task.ranked(model, found))
@@ -121,6 +123,18 @@ def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:
     for number, line in enumerate(lines, 1):
         content = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
         yield _in_line(content.rstrip(b"\r\n"), number, name)
+
+
+def _in_utf8(text: Text | Unread) -> Text | Unread:
+    """Return a text that a tokenizer can read, or why it cannot."""
+    if isinstance(text, Text):
+        try:
+            text.content.decode()
+        except UnicodeDecodeError as error:
+            file, *line = text.name.values()
+            where = f"{file}, line {line[0]:,}" if line else file
+            return where, ValueError(f"it is not in UTF-8: it has the byte {error.object[error.start]}")
+    return text
 
 
 def _in_line(content: bytes, number: int, name: str) -> Text | Unread:

@@ -77,22 +77,26 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_moved(run)
         verbosity = options.output.verbosity
         task = _watched(run.task, verbosity)
-        if _given(changes):  # refused before run.json holds them
-            settings = dataclasses.replace(run.train, **of_launcher | _given(changes))
+        given = of_launcher | _given(changes)
+        with run.locked():  # another process that trains it has its settings from run.json
+            settings = dataclasses.replace(run.train, **given)
             settings.check_batch(task.batch_tokens, task.batch)
-            if is_first_process():
+            check_room(task, run.model, settings, torch.device(chosen("auto")))
+            if given and is_first_process():
                 check_begun(run, task)
-        with run.locked():  # another process that trains it has its settings from there
-            run = run.changed(**of_launcher | _given(changes))
-        train.fit(run, task, verbosity=verbosity)
+            run = run.changed(**given)
+        _fit_checked(run, task, verbosity)
     elif (name := args[0].replace("_", "-")) in _names():
-        run, task, verbosity = _new_run(name, args[1:])
-        from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
-
-        fit_checked(run, task, verbosity)
+        _fit_checked(*_new_run(name, args[1:]))
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
+
+
+def _fit_checked(run: train.Run, task: tasks.Task, verbosity: Verbosity) -> None:
+    from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
+
+    fit_checked(run, task, verbosity)
 
 
 def _refuse_settings(args: Sequence[str]) -> None:

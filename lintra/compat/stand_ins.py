@@ -35,7 +35,7 @@ def install(*packages: str) -> dict[str, str]:
         )
     chosen = packages or kernels.PACKAGES
     # fla last: when its layers are imported, they look for the others.
-    found = {package: _install(package) for package in sorted(chosen, key="fla".__eq__)}
+    found = {package: _install(package) for package in sorted(chosen, key=lambda x: x == "fla")}
     done = {package: found[package] for package in chosen}
     late = [name for name, module in list(sys.modules.items()) if _fell_back(name, module, done)]
     if late:

@@ -38,7 +38,7 @@ struct Sweep {
   i64 log_decay_token, log_input_token;
 
   Output out;
-  char* lost;        // forward: what `out` loses to rounding, laid out like it; 0: not wanted
+  char* lost;         // forward: what `out` loses to rounding, laid out like it; 0: not wanted
   bool denominators;  // forward: keep z, and write the denominators to `den`
   bool normalize;     // and divide by them
   T eps;

@@ -157,11 +157,12 @@ class TextClassification(ClassificationTask, TextTask):
         super().check(model)
 
     def encode(self, texts: Sequence[bytes]) -> list[Tensor]:
-        """Return the symbols of each text, [t] int64, the first `length` of them."""
+        """Return the symbols of each text, [t] int64, the first `length` of them. Raises UnicodeDecodeError
+        for a text that is not in UTF-8 where a tokenizer reads it."""
         if self.tokenizer is None:
             symbols = [np.frombuffer(text[: self.config.length], np.uint8) for text in texts]
         else:
-            symbols = self.tokenizer.encode_all([text.decode(errors="replace") for text in texts])
+            symbols = self.tokenizer.encode_all([text.decode() for text in texts])
         return [torch.from_numpy(x[: self.config.length].astype(np.int64)) for x in symbols]
 
     @cached_property

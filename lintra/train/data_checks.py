@@ -10,7 +10,7 @@ from lintra.allocator import available
 from lintra.io.files import Error
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.config import Config
-from lintra.train.launch import processes
+from lintra.train.launch import is_first_process, processes
 from lintra.train.run import RUN, Run
 
 _LOOKED_AT = 64  # samples of each split, evenly spread
@@ -51,11 +51,14 @@ def _content(batch: Batch) -> dict[str, bytes]:
     }
 
 
-def check_begun(run: Run, task: Task) -> None:
-    """Raise Error unless the task fits the run's model, and has the data that the run began with."""
+def check_begun(run: Run, task: Task) -> dict[str, Any]:
+    """Return the fingerprint of the data. Raises Error unless the task fits the run's model and, in the first
+    process, with which the others compare theirs, the data are those that the run began with."""
     task.check(run.model)
-    if run.data is not None:
-        check_same(fingerprint(task), run.data, run.folder / RUN)
+    found = fingerprint(task)
+    if run.data is not None and is_first_process():
+        check_same(found, run.data, run.folder / RUN)
+    return found
 
 
 def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:

@@ -24,7 +24,7 @@ from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
 from lintra.train.config import Config, Verbosity
 from lintra.train.consistency import AlikeCallback
-from lintra.train.data_checks import check_room, check_same, fingerprint
+from lintra.train.data_checks import check_begun, check_room
 from lintra.train.ddp import OrderedDDP
 from lintra.train.ema import WeightEMA
 from lintra.train.launch import is_first_process, processes, takes_part, world
@@ -34,7 +34,7 @@ from lintra.train.lost_processes import end_with_parent, lost_in_training
 from lintra.train.precision import choose_precision
 from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.rendezvous import announce_run, await_run, cluster_environment
-from lintra.train.run import RUN, Run, first_model
+from lintra.train.run import Run, first_model
 from lintra.train.schedule import LearningRateSchedule, notices
 from lintra.train.storage import TREE, Storage
 from lintra.train.strategy import ShardedStrategy
@@ -186,12 +186,9 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
     else:
         run = await_run(run)
     start = run.checkpoints()[-1] if run.checkpoints() else None
-    task.check(run.model)
     if not len(task.validate):  # checkpoints are saved after validations
         raise Error("there must be at least 1 sample to validate on, got 0")
-    data = fingerprint(task)
-    if first and run.data is not None:  # the others compare theirs with the first one's
-        check_same(data, run.data, run.folder / RUN)
+    data = check_begun(run, task)
     run = run.changed(task=task.freeze_config(run.task), data=None if start else data)
     if first:
         announce_run(run, start)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -336,6 +337,10 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
         code, _, err = lintra_says("train", "--resume", "run", *args)
         assert code == 2
         assert message in err
+    assert train.Run.read("run") == run
+    with monkeypatch.context() as full:
+        full.setattr("lintra.cli.train.check_room", Mock(side_effect=ValueError("no room")))
+        assert lintra_says("train", "--resume", "run", "--steps", "99")[::2] == (2, "lintra: no room\n")
     assert train.Run.read("run") == run
     shared = run.changed(devices=2, strategy="ddp")  # trained by two processes so far
     assert lintra_says("train", "--resume", "run", "--steps", "11", "--devices", "1")[0] == 0

@@ -186,6 +186,11 @@ def test_texts_are_classified(lintra_says, prepared):
     code, out, err = lintra_says("predict", "--model", "run", "--lines", "texts.tsv")
     assert (code, err) == (0, "")
     assert out.count('"label"') == 40
+    Path("odd.txt").write_bytes(b"good\ncaf\xe9\nbad\n")
+    code, out, err = lintra_says("predict", "--model", "run", "--lines", "odd.txt")
+    assert (code, out.count('"label"')) == (1, 2)
+    assert "odd.txt, line 2" in err
+    assert "it is not in UTF-8: it has the byte 233" in err
     assert train.Run.read("run").model.vocabulary == 300
 
 

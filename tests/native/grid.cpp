@@ -102,6 +102,7 @@ void sum(const Shape& x, bool causal, bool normalize, i64 map, bool decays) {
   c.z = numbers(n * x.g * x.f, wide, 0, 1);
   c.y = numbers(rows * x.t * x.h * x.e, x.dtype, 0, 0);
   c.den = numbers(rows * x.t * x.h, wide, 0, 0);
+  if (normalize && size_of(x.dtype) == 2) c.lost = numbers(rows * x.t * x.h * x.e, x.dtype, 0, 0);
   c.kv_out = numbers(n * x.g * x.f * x.e, wide, 0, 0);
   c.z_out = numbers(n * x.g * x.f, wide, 0, 0);
   expect(lintra_forward(&c));

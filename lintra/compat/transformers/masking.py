@@ -38,7 +38,8 @@ class Visible(NamedTuple):
         raise AttributeError(_reads_mask(name))
 
     def __add__(self, scores: Any) -> Any:
-        """Raise TypeError: a model that adds the mask to scores does not call lintra's attention."""
+        """Raise TypeError: a model that adds the mask to scores does not call lintra's attention. (A compiled
+        one gets the compiler's own error.)"""
         raise TypeError(_reads_mask("sum with scores"))
 
     __radd__ = __add__

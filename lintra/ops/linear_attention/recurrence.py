@@ -52,8 +52,8 @@ def recur(
         q, k, v = (x.to(total) for x in zero_padding(layout.mask, q, k, v))
         q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
         if log_input is not None:
-            weight = zero_padding(layout.mask, log_input.to(total))[0].exp()[..., None]
-            k = k.repeat_interleave(max(1, weight.shape[2] // k.shape[2]), 2) * weight
+            weight = zero_padding(layout.mask, log_input.to(total))[0].exp()
+            k = (k[:, :, :, None] * weight.unflatten(2, (k.shape[2], -1))[..., None]).flatten(2, 3)
     if normalize:
         kv = torch.cat((kv, state.z[..., None]), -1)
         v = torch.cat((v, v.new_ones(*v.shape[:3], 1)), -1)
