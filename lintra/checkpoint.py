@@ -159,6 +159,9 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> A
     Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of
     several types and types in which nothing is computed; ValueError for sizes that no tensor can have.
     """
+    layers = sum(getattr(x, "layers", 0) for x in (config, getattr(config, "encoder", None)))
+    if layers > len(tensors):  # found out before so many are built
+        raise Error(f"{file} has {len(tensors):,} tensors, too few for {layers:,} layers")
     try:
         with torch.device("meta"):
             model = config.build()

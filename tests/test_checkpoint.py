@@ -241,6 +241,10 @@ def damage_weights(folder, change):
             lambda f: damage_config(f, lambda c: c["config"].update(attention=[])),
             "attention must be at least one mechanism's configuration",
         ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(layers=10**9)),
+            r"model\.safetensors has \d+ tensors, too few for 1,000,000,000 layers",
+        ),
         (lambda f: damage_weights(f, lambda t: t.pop("head.bias")), "lacks tensor 'head.bias'"),
         (
             lambda f: damage_weights(f, lambda t: t.update(extra=torch.zeros(1))),

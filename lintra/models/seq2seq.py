@@ -29,7 +29,10 @@ from lintra.ops.layout import CuSeqlens
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
 class Config(decoder.Config):
-    """A decoder, the encoder whose hidden vectors it reads, and the mechanism by which it reads them."""
+    """A decoder, the encoder whose hidden vectors it reads, and the mechanism by which it reads them.
+
+    `conv`, `qk_norm` and `output_gate` are for the decoder's self-attention alone.
+    """
 
     encoder: encoder.Config
     cross: AttentionConfig = field(default_factory=linear.Config)

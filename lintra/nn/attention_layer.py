@@ -82,6 +82,8 @@ class AttentionLayer(nn.Module):
         super().__init__()
         self.register_load_state_dict_pre_hook(accept_old_tensors)
         fields.check_one("attention", AttentionConfig, attention)
+        fields.check_one("width", int, width)
+        fields.check_one("heads", int, heads)
         if heads < 1 or (head_dim is None and width % heads):
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
         if head_dim is not None and head_dim < 1:

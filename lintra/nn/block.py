@@ -56,6 +56,8 @@ class Block(nn.Module):
             raise TypeError(
                 f"attn must be a module x -> x, such as AttentionLayer, got {type(attn).__qualname__}"
             )
+        if getattr(attn, "width", width) != width:
+            raise ValueError(f"attn must be of width {width}, got {attn.width}")
         self.pre, self.width = norm == "pre", width
         self.attn, self.mlp = attn, mlp
         self.attn_norm = build_norm(norm_kind, width, norm_eps)

@@ -388,6 +388,24 @@ def test_a_mechanism_is_given_by_its_config(attention):
         AttentionLayer(8, attention, heads=2)
 
 
+@pytest.mark.parametrize(
+    ("width", "heads", "message"),
+    [
+        ("16", 4, "width must be int, got '16'"),
+        (16.0, 4, r"width must be int, got 16\.0"),
+        (16, "4", "heads must"),
+    ],
+)
+def test_sizes_of_a_layer_are_whole_numbers(width, heads, message):
+    with pytest.raises(TypeError, match=message):
+        AttentionLayer(width, linear.Config(), heads=heads)
+
+
+def test_a_block_has_the_width_of_its_layer():
+    with pytest.raises(ValueError, match="attn must be of width 8, got 16"):
+        Block(AttentionLayer(16, linear.Config(), heads=4), MLP(8), width=8)
+
+
 @pytest.mark.parametrize("mix", [linear.Config(), linear.Config().build(heads=2, dim=4, causal=True)])
 def test_a_block_mixes_by_heads(mix):
     with pytest.raises(TypeError, match="attn must be a module x -> x, such as AttentionLayer, got"):
