@@ -15,6 +15,7 @@ from lintra.io.packages import package
 CONVERT = "convert it, for instance with sox or ffmpeg"
 ALL = sys.maxsize  # the end of a section that has none
 _OVERSHOOT = 0.5  # seconds by which a section may end after its recording, since times are rounded
+_FASTEST = 2**24  # Hz
 _SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
 _LOUDEST = 1e6  # times full scale: energies of far louder samples overflow float32
 
@@ -96,11 +97,13 @@ def _end(start: float, duration: float | None, rate: int) -> int:
 
 
 def check_rate(rate: int, name: Name) -> None:
-    """Raise SpeechError for a rate too low for speech."""
+    """Raise SpeechError for a rate too low for speech, or of no audio."""
     if not rate >= _SLOWEST:
         raise SpeechError(
             f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}: {CONVERT}"
         )
+    if not rate <= _FASTEST:
+        raise SpeechError(f"{name} must have a rate of at most {_FASTEST:,} Hz, got {rate:,}: {CONVERT}")
 
 
 def checked(samples: np.ndarray, name: Name) -> np.ndarray:

@@ -93,7 +93,8 @@ def run(
     command: Callable[[Sequence[str]], int], args: Sequence[str] | None = None, name: str = "lintra"
 ) -> int:
     """Run a function of the arguments; of an error, one line after `name` is printed -> the exit code: 0; 1
-    diverged, or a file or an utterance failed; 2 wrong input or no room; 130 and 143 stopped.
+    diverged, or a file or an utterance failed; 2 wrong input or no room; 130, 141 and 143 stopped, by Ctrl-C,
+    by a reader who had enough, and by SIGTERM.
 
     args: without them, those of the process. --debug among them prints a traceback too; `command` does not
     get it.
@@ -113,7 +114,7 @@ def run(
         return 130
     except BrokenPipeError:  # the reader had enough; nothing may be left for the interpreter to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141  # as of a program that SIGPIPE ends: what was still to be done may have failed
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -159,5 +160,6 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, (ValueError, OSError)) or hasattr(error, "exit_code"):
         return message
     if _NO_ROOM.search(f"{type(error).__name__} {message}"):
-        return f"there is not enough memory, take a smaller --batch or --limit ({message})"
+        more = f" ({message})" if message else ""
+        return f"there is not enough memory, take a smaller --batch, if the command has one{more}"
     return f"{type(error).__name__}: {message} (--debug shows where)"

@@ -94,16 +94,24 @@ def _tokenizer(options: Options) -> bytes | None:
 
 
 def _place(options: Options, ending: str, content: bytes | None = None) -> Path:
-    """Return the file to write. Raises UsageError if its default name is taken, unless by this `content`."""
+    """Return the file to write. Raises UsageError if its default name is taken or, given the `content` of a
+    tokenizer, if any is, unless by the same."""
     if options.out is not None:
         name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
-        return options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)
+        out = options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)
+        if content is not None and _is_other(out, content):
+            raise UsageError(f"{out} exists, where the tokenizer goes: move it, or say another --out")
+        return out
     out = Path(f"{options.model.resolve().name}{ending}")
-    if out.exists() and (content is None or not out.is_file() or out.read_bytes() != content):
+    if out.exists() if content is None else _is_other(out, content):
         endings = {"onnx": ".onnx", "runtime": ".lrt", "safetensors": "-model"}
         name = out.name.removesuffix(ending) + endings[options.to]
         raise UsageError(f"{out} exists: say --out {name} to replace it")
     return out
+
+
+def _is_other(file: Path, content: bytes) -> bool:
+    return file.exists() and not (file.is_file() and file.read_bytes() == content)
 
 
 def _size(file: Path) -> str:

@@ -78,7 +78,8 @@ def listen(model: CTC, source: Source, form: Form, *, seconds: float, quiet: boo
             text = hearing.finish() if piece is None else hearing.push(piece)
             taken.append(clock() - began)
             heard += 0 if piece is None else len(piece)
-            form.push(text, hearing)
+            if model.config.features.frames(heard):  # nothing is said of what is too short to be heard
+                form.push(text, hearing)
             began = clock()
     finally:
         form.finish(hearing)

@@ -140,6 +140,7 @@ def header(tag=1, bits=16, channels=1, rate=RATE, length=0):
         (b"RIFF\0\0\0\0AVI " + bytes(100), {}, "is not WAV"),
         (bytes(101), {"rate": RATE}, "is cut short: it ends in the middle of a sample"),
         (bytes(100), {"rate": 10}, "must have a rate of at least 1,000 Hz to be heard, got 10"),
+        (bytes(100), {"rate": 10**23}, "must have a rate of at most 16,777,216 Hz, got 100,000"),
         (header(rate=10) + bytes(100), {}, "must have a rate of at least 1,000 Hz to be heard, got 10"),
         (header() + bytes(100), {"rate": 9_000}, "is WAV of 8,000 Hz, not 9,000: leave the rate out"),
         (header(length=100) + bytes(60), {}, "is cut short: it should have 100 bytes of audio and has 60"),

@@ -164,6 +164,10 @@ def test_a_run_is_exported_twice_with_one_tokenizer(lintra_says, prepared):
     code, _, err = lintra_says("export", "--to", "safetensors", "--model", "run")
     assert (code, err) == (2, "lintra: run-tokenizer.json exists: say --out run-model to replace it\n")
     assert not Path("run-model").exists()
+    code, _, err = lintra_says("export", "--to", "runtime", "--model", "run", "--out", "run.lrt")
+    assert code == 2
+    assert "run-tokenizer.json exists, where the tokenizer goes: move it, or say another --out" in err
+    assert Path("run-tokenizer.json").read_text() == "another"
 
 
 def test_texts_are_classified(lintra_says, prepared):
