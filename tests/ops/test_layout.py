@@ -224,8 +224,8 @@ def test_bounds_are_the_same_for_all_that_is_mapped():
 def test_native_is_an_operator_that_pytorch_accepts():
     lengths = [5, 0, 33]
     x = sequences(lengths, h=2, g=1, f=3, e=4)
-    others = (x["log_decay"], x["log_input"], *x["state"], None, places(lengths), True, True, 1e-6, "relu")
-    accepted((x["q"], x["k"], x["v"], *others))
+    others = (x["log_decay"], x["log_input"], *x["state"], None, places(lengths), True, True, 1e-6)
+    accepted((x["q"], x["k"], x["v"], *others, "relu", True))
 
 
 @needs_native
