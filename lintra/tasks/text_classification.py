@@ -25,6 +25,7 @@ from lintra.tasks._classification import ClassificationTask, logits
 from lintra.tasks._text import COPIES, TextTask
 from lintra.tasks.base import Batch, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import tables, text_files
+from lintra.tasks.datasets.documents import check_utf8
 
 _MOST_LABELS = 1_000  # more of them are not labels: the wrong column
 _HELD_BACK = 10  # one line in this many, drawn at random, is validated on
@@ -284,13 +285,9 @@ def _read(path: Path, config: Config) -> Labelled:
             raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
         if not rest[-1]:
             raise DataError(f"{path}, line {number:,} {EMPTY}")
-        try:
-            labels.append(label.strip().decode())
-            if config.tokenizer is not None:
-                rest[-1].decode()
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise DataError(f"{path}, line {number:,} is not in UTF-8: it has the byte {byte}") from error
+        for read in (label,) if config.tokenizer is None else (label, rest[-1]):
+            check_utf8(path, number, read)
+        labels.append(label.strip().decode())
         texts.append(rest[-1][:kept])
     return Labelled(labels, texts)
 

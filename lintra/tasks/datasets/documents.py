@@ -67,14 +67,14 @@ def _texts(path: Path, content: BinaryIO, longest: int, utf8: bool) -> Iterator[
             at = line + text.count(b"\n", 0, where)
             raise DataError(f"{path}, line {at:,} is not text: it has a byte 0. Name text files only")
         if utf8:
-            _check_utf8(path, line, text)
+            check_utf8(path, line, text)
         yield Document(text, f"{path}, line {line:,}", ends)
         line, empty = line + text.count(b"\n"), False
     if empty:
         yield Document(b"", str(path))
 
 
-def _check_utf8(path: Path, line: int, text: bytes) -> None:
+def check_utf8(path: Path, line: int, text: bytes) -> None:
     """Raise DataError unless a text that begins in this line is in UTF-8."""
     try:
         text.decode()
@@ -96,7 +96,7 @@ def _lines(path: Path, content: BinaryIO, field: str, longest: int) -> Iterator[
             raise DataError(f"{place} has more than {LONGEST_LINE:,} bytes: cut it into shorter documents")
         if not line.strip():
             continue
-        _check_utf8(path, number, line)
+        check_utf8(path, number, line)
         text = _text_of(line, field, place)
         if len(text) <= 2 * longest:
             yield Document(text, place)
