@@ -28,7 +28,7 @@ def forward(
     normalize: bool = True,
     eps: float = 1e-6,
     feature_map: str | None = None,
-    save: bool = False,
+    save_lost: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The sum and the state after it.
 
@@ -36,14 +36,14 @@ def forward(
     log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
     float32); mask [b s] bool. With cu_seqlens [n+1] the row of b = 1 holds n sequences, and kv, z are
     [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
-    (with eps; 1 if `normalize` is false), which `backward` needs; then, with `save`, what y lost when it was
-    rounded, like y, if `keeps_lost`, otherwise an empty tensor. Raises MemoryError.
+    (with eps; 1 if `normalize` is false), which `backward` needs; then, with `save_lost`, what y lost when it
+    was rounded to 16 bits, like y, otherwise an empty tensor. Raises MemoryError.
     """
     b, t, h, f = q.shape
     g, e = v.shape[2:]
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
-    lost = y.new_empty(y.shape if save and keeps_lost(v.dtype, normalize) else 0)
+    lost = y.new_empty(y.shape if save_lost else 0)
     den = torch.empty((b, t, h), dtype=total, device="cpu")
     cu_seqlens = native.as_int64(cu_seqlens)
     n = _sequences(q, cu_seqlens)
@@ -68,12 +68,6 @@ def forward(
     )
     native.check(library.lintra_forward(call))
     return y, kv_out, z_out, den, lost
-
-
-def keeps_lost(dtype: torch.dtype, normalize: bool) -> bool:
-    """Return whether the gradients need more of y than its dtype holds: dq is a difference of two terms, one
-    of them a product with y."""
-    return normalize and dtype.itemsize == 2
 
 
 def backward(

@@ -130,6 +130,11 @@ def transforming(*tensors: Tensor) -> bool:
     return torch._C._are_functorch_transforms_active() or any(map(transformed, tensors))
 
 
+def recorded(*tensors: Tensor) -> bool:
+    """Return whether autograd records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def readable(*tensors: Tensor | None) -> bool:
     """Return whether looking at values costs nothing and is possible: not on a GPU, not while a graph is
     being made and not inside a transform. A tensor that is None does not matter."""

@@ -5,13 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lintra.native.linear_attention import keeps_lost
 from lintra.ops.operator import define, empty_for_none, refuse_double_backward
 
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}, "
-    "bool save) -> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator, Tensor lost)"
+    "bool save_lost) -> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator, Tensor lost)"
 )
 _BACKWARD = (
     "(Tensor dy, Tensor? dkv, Tensor? dz, Tensor q, Tensor k, Tensor v, Tensor y, Tensor denominator, "
@@ -27,7 +26,7 @@ def register(
     arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
 
     Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, denominators, and what y
-    lost when it was rounded (empty where no gradient needs it); packed, the states are [n ...]. Arguments as
+    lost when it was rounded (empty without `save_lost`); packed, the states are [n ...]. Arguments as
     the operator orders them, validated by `lintra.ops.linear_attention`, logarithms in the dtype of sums.
     """
 
@@ -52,10 +51,10 @@ def register(
     return operator
 
 
-def _forward_fake(q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, map, save):
+def _forward_fake(q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, map, lost):
     y = v.new_empty(*q.shape[:3], v.shape[3])
     denominator = z.new_empty(q.shape[:3])
-    lost = y.new_empty(y.shape if save and keeps_lost(v.dtype, normalize) else 0)
+    lost = y.new_empty(y.shape if lost else 0)
     return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator, lost
 
 

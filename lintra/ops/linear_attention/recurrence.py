@@ -68,7 +68,7 @@ def recur(
             torch.autograd.graph.increment_version(out)  # a graph that kept it now raises
             return y.to(dtype), state
     elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        save = checks.recorded(*given)
         y, kv, _ = _OPERATORS[chosen](q, k, v, log_decay, beta, kv, *places, inner, save)
     else:
         y, kv = _in_pytorch(q, k, v, log_decay, beta, kv, layout, chunk, chosen == "reference")

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra.native.linear_attention import keeps_lost
 from lintra.ops.dispatch import INTERPRETED
 from lintra.ops.linear_attention import operator
 
@@ -188,16 +187,14 @@ class _Call:
 
 
 def forward(q, k, v, *others):
-    *others, save = others
+    *others, save_lost = others
     with on_device(q):
         call = _Call(q, k, v, *others)
         y = result((*q.shape[:3], v.shape[3]), v.dtype, q, call.cu_seqlens)
         denominator = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         results = {"y": y, "denominator": denominator, "eps": call.eps, "NORMALIZE": call.normalize}
-        lost = y.new_empty(0)
-        if save and keeps_lost(v.dtype, call.normalize):
-            lost = result(y.shape, y.dtype, q, call.cu_seqlens)
-        results["lost"] = lost if lost.numel() else None
+        lost = result(y.shape, y.dtype, q, call.cu_seqlens) if save_lost else y.new_empty(0)
+        results["lost"] = lost if save_lost else None
         if call.causal and call.t == 1 and call.cu_seqlens is None:
             return y, *_step(call, results), denominator, lost
         from lintra.ops.linear_attention import triton_kernels as kernels

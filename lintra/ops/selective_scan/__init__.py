@@ -7,7 +7,6 @@ CPU.
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from lintra.native import scan
@@ -86,8 +85,7 @@ def selective_scan(
         return scan.forward(*inputs, state, dt_softplus, layout.mask, layout.cu_seqlens, False)[:2]
     chosen = dispatch.choose("selective_scan", impl, *given)
     if chosen == "native":
-        save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        options = (dt_softplus, layout.mask, layout.cu_seqlens, save)
+        options = (dt_softplus, layout.mask, layout.cu_seqlens, checks.recorded(*given))
         return selective_scan_native(*inputs, state, *options)[:2]
     with no_autocast(u):
         y, after = _in_pytorch(*inputs, dt_softplus, state, layout, 0 if chosen == "reference" else chunk)

@@ -32,11 +32,10 @@ def selective_scan_chunked(
 ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "b c n"]]:
     """Return y and the state after the last token; delta is the softplus of dt and its bias."""
     given = (u, delta, A, B, C, state)
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     scan = _scan_chunk
     # Transforms of torch.func refuse what a checkpoint does, and a compiler decides by itself what it keeps.
     if (
-        recorded
+        checks.recorded(*given)
         and u.shape[1] > chunk
         and not torch.compiler.is_compiling()
         and not checks.transforming(*given)
