@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lintra.io.files import Error, read_json, write_atomically
+from lintra.io.files import Error, expanded, read_json, write_atomically
 from lintra.io.packages import package
 
 BYTES = 256  # symbols that a byte-level vocabulary begins with
@@ -63,7 +63,7 @@ class Tokenizer:
     @classmethod
     def read(cls, file: str | Path) -> "Tokenizer":
         """Read a tokenizer.json. Raises Error where it is missing, damaged or something else."""
-        file = Path(file).expanduser()
+        file = expanded(file)
         if file.is_dir():
             raise Error(f"{file} is a folder: name the tokenizer.json in it")
         read_json(file)  # reports what is wrong with any other file

@@ -422,6 +422,11 @@ def test_a_part_of_a_model_is_not_written_over(tmp_path):
             files.refuse_folder("json", tmp_path / "run" / name)
         files.refuse_folder("json", tmp_path / name)
     files.refuse_folder("json", tmp_path / "run" / "test.json")
+    (tmp_path / "run" / "model.safetensors").rename(tmp_path / "run" / "model-00001-of-00002.safetensors")
+    for name in ("config.json", "model.safetensors.index.json"):  # a model in several files
+        (tmp_path / "run" / "model.safetensors.index.json").touch()
+        with pytest.raises(ValueError, match="a part of a model's folder"):
+            files.refuse_folder("json", tmp_path / "run" / name)
 
 
 def test_links_are_followed(tmp_path):

@@ -14,13 +14,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-_OF_A_RUN = ("run.json", "config.json", "training.json", "shards.json", "tokenizer.json")
+# Each stands for a folder of lintra's own: a run, a model, or prepared tokens.
+_MARKS = ("run.json", "model.safetensors", "model.safetensors.index.json", "shards.json")
+_PARTS = (*_MARKS, "config.json", "training.json", "tokenizer.json")
 _DAY = 86_400  # seconds
 
 
 class Error(ValueError):
-    """A checkpoint that is missing, damaged or not a lintra model; the message names the file and what is
-    wrong."""
+    """A file or folder that is missing, damaged, of another kind, in use or not writable; the message names
+    it and what is wrong."""
 
 
 def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
@@ -144,6 +146,11 @@ def is_part_of(path: Path, whole: Path) -> bool:
     return path == whole or (whole in path.parents and os.path.isdir(whole))
 
 
+def is_own_folder(folder: Path) -> bool:
+    """Return whether a folder holds a run, a model, in one file or several, or prepared tokens."""
+    return any((folder / name).exists() for name in _MARKS)
+
+
 def refuse_folder(name: str, path: Path | None) -> None:
     """Raise ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
     a part of a run or checkpoint."""
@@ -152,10 +159,7 @@ def refuse_folder(name: str, path: Path | None) -> None:
     if path.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {path}")
     refuse_irregular(path, ValueError)
-    part = path.name in _OF_A_RUN or path.suffix == ".safetensors"
-    if part and any(
-        (path.parent / file).exists() for file in ("run.json", "model.safetensors", "shards.json")
-    ):
+    if (path.name in _PARTS or path.suffix == ".safetensors") and is_own_folder(path.parent):
         raise ValueError(f"{name} must be a file of its own, got {path}, which is a part of a model's folder")
 
 

@@ -95,6 +95,15 @@ def _begin(file: BinaryIO, header: dict[str, Any]) -> None:
     file.write(len(content).to_bytes(8, "little") + content)
 
 
+def holds_other_tensors(path: Path) -> bool:
+    """Return whether there is a safetensors file that is no cache, such as the weights of a model."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "made_of" not in (file.metadata() or {})
+    except (OSError, SafetensorError):  # there is none, or it is damaged
+        return False
+
+
 def reopen(
     cache: Path, origin: dict[str, str], bins: int, utterances: int, speeds: int
 ) -> tuple[np.ndarray, Parts] | None:

@@ -18,7 +18,7 @@ import numpy as np
 from lintra.audio.errors import SpeechError
 from lintra.audio.lines import lines
 from lintra.audio.waveform import Audio
-from lintra.io.files import refuse_irregular
+from lintra.io.files import expanded, refuse_irregular
 from lintra.speech.manifest import Utterance
 
 SPLITS = ("train", "test")
@@ -34,7 +34,7 @@ _MOST = 2**24  # bytes of one recording in an archive
 
 def an4(folder: str | Path) -> dict[str, list[Utterance]]:
     """AN4's utterances, {"train": ..., "test": ...}, with their features [t 13]. Raises SpeechError."""
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     cepstra = {split: _cepstra(folder / f"an4_mfcc_{split}.f16.xz") for split in SPLITS}
     found: dict[str, list[Utterance]] = {split: [] for split in SPLITS}
     for place, row in _rows(folder / "an4_index.tsv", "\t", _AN4_COLUMNS):
@@ -67,7 +67,7 @@ def fsdd(
         raise ValueError(f"joined must be the fewest and the most digits of a string, got {joined}")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     index, archive = (folder / name for name in FSDD_FILES)
     waves = _waves(archive)
     recordings: dict[tuple[str, str], list[tuple[str, np.ndarray]]] = {}

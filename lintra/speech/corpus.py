@@ -11,8 +11,8 @@ import numpy as np
 
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
-from lintra.io.files import refuse_irregular, remove_abandoned, write_atomically, write_lines
-from lintra.speech.cache import Parts, Write, origin_of, reopen, write
+from lintra.io.files import expanded, refuse_irregular, remove_abandoned, write_atomically, write_lines
+from lintra.speech.cache import Parts, Write, holds_other_tensors, origin_of, reopen, write
 from lintra.speech.manifest import Utterance
 from lintra.speech.utterance_features import arrays
 
@@ -114,7 +114,7 @@ def prepare(
         pieces: list[np.ndarray] = []
         parts = _compute(utterances, config, speeds, report, pieces.append)
         return _corpus(np.concatenate(pieces), parts, utterances, speeds)
-    path = Path(cache).expanduser()
+    path = expanded(cache)
     if path.suffix != ".safetensors" or path.is_dir():  # perhaps the audio itself, which would be overwritten
         raise ValueError(f"cache must be a file named *.safetensors, got {cache}")
     refuse_irregular(path, SpeechError)
@@ -122,6 +122,8 @@ def prepare(
     wanted = (path, origin, config.bins, len(utterances), len(speeds))
     found = reopen(*wanted)
     if found is None:
+        if holds_other_tensors(path):
+            raise SpeechError(f"{path} holds other tensors than a cache of features: name another file")
         remove_abandoned(path)
         compute = partial(_compute, utterances, config, speeds, report)
         write_atomically(path, lambda place: write(place, origin, config.bins, compute))

@@ -12,6 +12,7 @@ from lintra.audio.errors import SpeechError
 from lintra.audio.lines import lines
 from lintra.audio.waveform import Audio
 from lintra.config import fields
+from lintra.io.files import expanded
 
 _FIELDS = {"audio": str, "text": str, "id": str, "speaker": str, "start": float, "duration": float}
 _LONGEST = 1e9  # seconds
@@ -38,7 +39,7 @@ def read_manifest(path: str | Path) -> list[Utterance]:
     is named after its audio, and its start if it has one. Fields of other names are ignored.
     Raises SpeechError that names the file, the line and what is wrong there.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     found: dict[str, Utterance] = {}
     for number, line in lines(path):
         place = _Place(path, number)
@@ -61,7 +62,7 @@ def read_kaldi(folder: str | Path) -> list[Utterance]:
     read. Every utterance with a text must be in the other files, and vice versa. Raises SpeechError that
     names the file, the line and what is wrong there.
     """
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not (folder / "text").exists():
         raise SpeechError(f"{folder} is not a Kaldi folder: {folder / 'text'} does not exist")
     texts = _table(folder / "text", empty=True)
@@ -195,4 +196,4 @@ def _table(path: Path, *, empty: bool = False) -> dict[str, _Entry]:
 
 def _path(written: str, folder: Path) -> Path:
     own = Path(written)
-    return folder / (own.expanduser() if own.parts[:1] == ("~",) else own)
+    return folder / (expanded(own) if own.parts[:1] == ("~",) else own)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lintra.attention import AttentionPattern
-from lintra.io.files import expanded
+from lintra.io.files import expanded, is_part_of
 from lintra.models import Decoder, Model
 from lintra.ops.layout import Layout, sequence_bounds
 
@@ -56,6 +56,8 @@ class TaskConfig(ABC):
     """Settings of a task: the base class of each task's `Config`, a frozen dataclass."""
 
     PATHS: ClassVar[Sequence[str]] = ()  # fields that are places of files
+    # Endings of the files that a folder of data is searched for, so that a new file joins them; None: all.
+    SEARCHED: ClassVar[Sequence[str] | None] = ()
     COPIES: ClassVar[Mapping[str, str]] = {}  # fields that are files a run keeps a copy of -> its name there
 
     @abstractmethod
@@ -76,9 +78,12 @@ def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
     """Return the setting `test` that scores the data at `named`.
 
     data, test: the task's settings; a test of None holds out a part of `data`. The result is `named`, or None
-    if that is the training data of a task that holds a part out."""
-    same = data is not None and expanded(data).resolve() == Path(named).expanduser().resolve()
-    return None if same and test is None else named
+    if that is the training data of a task that holds a part out. Raises DataError for a part of them."""
+    if data is None or test is not None or not is_part_of(expanded(named), expanded(data)):
+        return named
+    if expanded(named).resolve() != expanded(data).resolve():
+        raise DataError(f"{named} is a part of {data}, most of which was learned from: name other data")
+    return None
 
 
 class Task(ABC):

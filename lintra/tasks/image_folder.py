@@ -36,6 +36,7 @@ class Config(TaskConfig):
     """Draw images like your own (--data FOLDER)."""
 
     PATHS: ClassVar = ("data", "test")
+    SEARCHED: ClassVar = SUFFIXES
 
     data: str | None = None  # a folder of images, with its subfolders; or an IDX file (.gz too)
     test: str | None = None  # such a folder to test on; else what is held out
@@ -114,7 +115,7 @@ class ImageFolder(PixelTask):
         """Read a folder or an IDX file -> [n h w ch] uint8. Raises DataError."""
         if place is None:
             raise DataError(f"which images? Name their folder with --{flag} FOLDER")
-        path = Path(place).expanduser()
+        path = expanded(place)
         if not path.exists():
             raise DataError(f"{flag} {place} does not exist: name a folder of images")
         form = self.config.size, self.config.color

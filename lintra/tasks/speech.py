@@ -22,6 +22,7 @@ from lintra.audio import features
 from lintra.audio.augment import spec_augment
 from lintra.audio.symbols import Symbols, Unit, learn, read_lexicon
 from lintra.config import fields
+from lintra.io.files import expanded
 from lintra.models import CTC, bilstm, ctc, encoder
 from lintra.nn.mask import padded
 from lintra.speech.computed_corpus import computed
@@ -271,8 +272,8 @@ class Speech(Task):
         if self.config.cache is None:
             return None
         if split == "test" and (place := self.config.test or self.config.data_dir):
-            split += f"-{sha256(os.fsencode(Path(place).expanduser().absolute())).hexdigest()[:8]}"
-        return Path(self.config.cache).expanduser() / f"{split}.safetensors"
+            split += f"-{sha256(os.fsencode(expanded(place).absolute())).hexdigest()[:8]}"
+        return expanded(self.config.cache) / f"{split}.safetensors"
 
     def _split(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
         utterances = self.tested if split == "test" else self.utterances[split]

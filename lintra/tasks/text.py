@@ -40,6 +40,7 @@ class Config(TaskConfig):
     """Write text, by bytes or tokens (your own: --data PATH)."""
 
     PATHS: ClassVar = ("data", "test")
+    SEARCHED: ClassVar = None
     COPIES: ClassVar = COPIES
 
     data: str | None = None  # a text file (.gz, .xz), a folder of them, or of shards
@@ -81,7 +82,7 @@ class Config(TaskConfig):
     def with_data(self, data: str) -> "Config":
         """This configuration with the text at `data` to test on; unchanged where it learned from that text.
         A folder of shards, of which a part is held out, takes the place of its data."""
-        if token_shards.is_shards(Path(data).expanduser()):
+        if token_shards.is_shards(expanded(data)):
             return replace(self, data=data, test=None)
         return replace(self, test=elsewhere(self.data, self.test, data))
 

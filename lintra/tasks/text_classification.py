@@ -146,6 +146,15 @@ class TextClassification(ClassificationTask, TextTask):
         Read from the data only where the settings have none."""
         return list(self.config.classes) or self._lines.classes
 
+    def notices(self, folder: Path) -> list[str]:
+        train, held_out = set(self._lines.train.texts), self._lines.validate.texts
+        if not (again := sum(x in train for x in held_out)):
+            return []
+        return [
+            f"{again:,} of the {len(held_out):,} texts to validate on are also among those to learn from: "
+            "remove what is there twice, or the accuracy tells little of new texts"
+        ]
+
     def freeze_config(self, config: Config) -> Config:
         return replace(config, classes=tuple(self.classes))
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lintra.io.files import Error, refuse_irregular, write_atomically
+from lintra.io.files import Error, expanded, refuse_irregular, write_atomically
 
 Sums = dict[str, str]  # field of the task -> SHA-256 of its copy
 
@@ -25,7 +25,7 @@ def keep_copies(task: Any, folder: Path) -> tuple[Any, Sums]:
     of these. Raises Error where a file cannot be read, or another one of its name is there already."""
     places, sums = {}, {}
     for field, name in copied(task).items():
-        content, copy = _read(Path(getattr(task, field)).expanduser()), folder / name
+        content, copy = _read(expanded(getattr(task, field))), folder / name
         if copy.exists() and _read(copy) != content:
             raise Error(f"{folder} has another {name} in it: choose another folder for the run")
         write_atomically(copy, lambda place, content=content: place.write_bytes(content))
@@ -55,7 +55,7 @@ def refuse_others(task: Any, other: Any, where: str) -> None:
     """Raise Error where settings have another file than those of the run `where`, or only one has any."""
     for field in {**copied(task), **copied(other)}:
         own, its = (getattr(x, field, None) for x in (task, other))
-        if not (own and its and _read(Path(own).expanduser()) == _read(Path(its))):
+        if not (own and its and _read(expanded(own)) == _read(Path(its))):
             known = f"take {its}" if its else "leave it out"
             raise Error(f"{where} was trained with another {field}: {known}, or start from nothing")
 

@@ -266,6 +266,15 @@ def test_a_damaged_cache_is_made_anew(utterances, tmp_path, damage):
     assert found[1] == skipped
 
 
+def test_a_file_that_is_no_cache_is_kept(utterances, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    save_file({"weight": np.ones(3, np.float32)}, path)
+    before = path.read_bytes()
+    with pytest.raises(SpeechError, match=r"mine\.safetensors holds other tensors than a cache"):
+        prepare(utterances, CONFIG, cache=path)
+    assert path.read_bytes() == before
+
+
 def test_another_format_is_made_anew(utterances, tmp_path, monkeypatch):
     path = tmp_path / "train.safetensors"
     monkeypatch.setattr(cache, "FORMAT", "0")

@@ -75,6 +75,20 @@ def other(tmp_path):
     return lines, str(tmp_path / "test.tsv.xz")
 
 
+def test_texts_that_are_there_twice_are_reported(tmp_path):
+    place = tmp_path / "texts.tsv"
+    lines = [f"{i % 2}\ttext {i}\n" for i in range(30)]
+    for content, again in ((lines, 0), (lines * 2, 6)):
+        place.write_text("".join(content))
+        task = text_classification.Config(data=str(place)).build()
+        (*_, told) = ["", *task.notices(tmp_path)]
+        held_out = task.validate.texts
+        assert again == sum(x in task.train.texts for x in held_out)
+        expected = f"{again} of the {len(held_out)} texts to validate on are also among" if again else ""
+        assert told.startswith(expected)
+        assert bool(told) == bool(again)
+
+
 def test_a_file_to_test_on(file, other):
     """It is for the final scores: a tenth is still held out for validation."""
     lines, path = other

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from lintra.io.files import refuse_irregular
+from lintra.io.files import expanded, is_own_folder, refuse_irregular
 from lintra.tasks.base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
@@ -35,7 +35,7 @@ class Splits(NamedTuple):
 def named_folder(data_dir: str | None) -> Path | None:
     """Return the folder that `data_dir` or else $LINTRA_DATA names; an empty value names none."""
     named = data_dir or os.environ.get("LINTRA_DATA")
-    return Path(named).expanduser() if named else None
+    return expanded(named) if named else None
 
 
 def cache_dir(name: str) -> Path:
@@ -88,9 +88,9 @@ def unpack(path: Path) -> bytes:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder that are not hidden, except those of runs and models, which may lie
-    among the data that they were trained on. Links are followed, to each folder once, but not to folders that
-    contain the folder itself. Raises DataError for a folder that cannot be read."""
+    """Yield all files below a folder that are not hidden, except those of runs, models and prepared tokens,
+    which may lie among the data that they were made of. Links are followed, to each folder once, but not to
+    folders that contain the folder itself. Raises DataError for a folder that cannot be read."""
 
     def refused(error: OSError) -> None:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -101,12 +101,8 @@ def walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(x for x in folders if not x.startswith(".") and not _is_trained(Path(place, x)))
+        folders[:] = sorted(x for x in folders if not x.startswith(".") and not is_own_folder(Path(place, x)))
         yield from (Path(place, name) for name in names if not name.startswith("."))
-
-
-def _is_trained(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("run.json", "model.safetensors"))
 
 
 def all_or_none(folder: Path, names: Sequence[str]) -> list[Path] | None:

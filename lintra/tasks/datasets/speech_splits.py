@@ -10,6 +10,7 @@ import numpy as np
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
 from lintra.audio.symbols import Symbols
+from lintra.io.files import expanded
 from lintra.models import ctc
 from lintra.speech import corpora
 from lintra.speech.alignment import frames_needed
@@ -142,11 +143,11 @@ def _corpus(config: Any) -> Splits:
 
 def is_own(path: str) -> bool:
     """Return whether there is a file of JSON lines or a Kaldi folder at a path, judging by its content."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     return place.is_file() or (place / "text").is_file()
 
 
 def own(path: str) -> list[Utterance]:
     """Return the utterances of a file of JSON lines, or of a Kaldi folder. Raises SpeechError."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     return read_kaldi(place) if place.is_dir() else read_manifest(place)

@@ -4,6 +4,7 @@ import codecs
 from pathlib import Path
 from typing import NamedTuple
 
+from lintra.io.files import expanded
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.data_files import unpack, walk
 from lintra.tokenizer import character_start
@@ -50,7 +51,7 @@ def named(flag: str, path: str | None, what: str) -> Path:
     """The path a user gave. Raises DataError where there is none, or it does not exist."""
     if path is None:
         raise DataError(f"which text? Name {what} with --{flag} PATH")
-    place = Path(path).expanduser()
+    place = expanded(path)
     if not place.exists():
         raise DataError(f"{flag} {path} does not exist: name {what}")
     return place

@@ -117,6 +117,16 @@ def test_linked_folders_are_read_once(tmp_path):
     assert found == ["a.txt", "link/b.txt", "link/deep/c.txt"]
 
 
+@pytest.mark.parametrize(
+    "mark", ["run.json", "model.safetensors", "model.safetensors.index.json", "shards.json"]
+)
+def test_what_was_made_of_data_is_no_data(tmp_path, mark):
+    for name in ("a.txt", f"made/{mark}", "made/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(data_files.walk(tmp_path)) == [tmp_path / "a.txt"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read_is_named(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
