@@ -9,7 +9,10 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+
+from lintra.io.files import expanded
 
 T = TypeVar("T")
 
@@ -66,8 +69,26 @@ def check_seed(seed: int | None) -> None:
 def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:
     import tyro
 
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_path)
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(form, args=list(args), config=config, **options)
+    with registry:
+        return tyro.cli(form, args=list(args), config=config, **options)
+
+
+def _path(info: Any) -> Any:
+    """Return how tyro reads a Path: with the home that ~ stands for, which shells leave in --flag=~/file."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    if info.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda args: expanded(args[0]),
+        is_instance=lambda x: isinstance(x, Path),
+        str_from_instance=lambda x: [str(x)],
+    )
 
 
 def _errors(form: Any, args: Sequence[str], prog: str) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +17,21 @@ from lintra.checkpoint import to_json
 from lintra.cli import evaluate_series, evaluate_speech, memory
 from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.decoding import DecodingOptions
-from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
+from lintra.cli.model import (
+    SPLITS,
+    Device,
+    open_model,
+    refuse_changed_data,
+    refuse_data,
+    refuse_unless_images,
+    sampled,
+)
 from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
-from lintra.evaluate import Estimate, hypotheses
-from lintra.io.files import expanded, is_part_of, refuse_folder, refuse_unwritable, write_lines
+from lintra.evaluate import Estimate, hypotheses, pictures
+from lintra.io.files import expanded, refuse_folder, refuse_unwritable, write_lines
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Task
 from lintra.tasks.series import SeriesTask
@@ -70,7 +77,7 @@ class Options:
             for file in hypotheses.written(path):
                 refuse_folder("hypotheses", file)
         read_or_written = [*([Path(self.data)] if self.data else []), *self.written]
-        places = [x.expanduser().resolve() for x in read_or_written]
+        places = [expanded(x).resolve() for x in read_or_written]
         if len(set(places)) < len(places):
             names = ", ".join(map(str, read_or_written))
             raise ValueError(f"data, json, hypotheses and predictions must be different files, got {names}")
@@ -81,21 +88,12 @@ class Options:
         beside = [file for path in self.hypotheses for file in hypotheses.written(path)]
         return [*beside, *(x for x in (self.json, self.predictions) if x is not None)]
 
-    def refuse_data(self, task: Task) -> None:
-        """Raise UsageError if an output would overwrite a file that the task reads."""
-        named = [getattr(task.config, name) for name in task.config.PATHS]
-        read = [expanded(x) for x in named if x is not None]
-        for file in self.written:
-            place = file.expanduser()
-            new = not place.exists()  # a new file may lie in a folder of data
-            if any(is_part_of(place, x) and not (new and os.path.isdir(x)) for x in read):
-                raise UsageError(f"{file} has data that {self.model} reads: write to another file")
-
 
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
     model, task = open_model(options.model, options.device, options.data)
-    options.refuse_data(task)
+    drawn = [] if options.pictures is None else pictures.files_in(options.pictures)
+    refuse_data(options.model, task, [*options.written, *drawn])
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return evaluate_speech.evaluate(model, task, options)
@@ -108,6 +106,7 @@ def evaluate_command(args: Sequence[str]) -> int:
         return evaluate_series.evaluate(model, task, options)
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
+    refuse_changed_data(options.model, task)
     refuse_unwritable(options.pictures and options.pictures / "any.png")
     chosen = sampled(len(task.test), options.limit, options.seed)
     if isinstance(model, Decoder):

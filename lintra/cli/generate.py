@@ -1,6 +1,7 @@
 """`lintra generate --model DIR`."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from lintra import runtime
 from lintra.cli import generate_text, memory
 from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.generate_text import Texts
-from lintra.cli.model import Device, open_model, refuse_unless_images
+from lintra.cli.model import Device, open_model, refuse_data, refuse_unless_images
 from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
 from lintra.cli.stopping import Stopping, stopping
@@ -89,11 +90,19 @@ class Options:
             other = "runtime" if self.engine == "pytorch" else "pytorch"
             raise ValueError(f"weights {lacking} are for --engine {other}, got engine={self.engine!r}")
         refuse_folder("out", self.out)
-        drawn = [self.out] if self.samples else []
-        written = {x.resolve() for x in (*drawn, self.out.with_name(f"{self.out.stem}-completions.png"))}
+        written = {x.resolve() for x in self.written}
         if isinstance(self.complete, tuple) and written & {x.resolve() for x in self.complete}:
             raise ValueError(f"out would replace an image to complete: name another file, got {self.out}")
         check_fraction(self.fraction)
+
+    @property
+    def written(self) -> list[Path]:
+        """Return the pictures that may be written."""
+        return [*([self.out] if self.samples else []), self.out_of_completions]
+
+    @property
+    def out_of_completions(self) -> Path:
+        return self.out.with_name(f"{self.out.stem}-completions.png")
 
 
 def generate_command(args: Sequence[str]) -> int:
@@ -116,6 +125,7 @@ def generate_command(args: Sequence[str]) -> int:
         raise UsageError("samples must be at least 1, got 0")
     drawing = Drawing(options, model)
     if isinstance(task, PixelTask):
+        refuse_data(options.model, task, options.written)
         _images(options, drawing, task)
     elif isinstance(task, Text):
         task.check(model.config)
@@ -153,13 +163,13 @@ class Drawing:
                 seconds = time.perf_counter() - start
         self.exit_code, finished = stopped.exit_code, sum(map(len, done))
         if stopped():
-            print(f"stopped: {finished:,} of {len(prompts):,} are finished")
+            print(f"stopped: {finished:,} of {len(prompts):,} are finished", file=sys.stderr)
         if not done:
             raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
         most = "up to " if self.options.stop or self.options.end else ""
         if not self.options.output.quiet:
-            print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
+            print(f"{finished:,} x {most}{steps:,} tokens: {speed}", file=sys.stderr)
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:
@@ -234,10 +244,10 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
         return
     prompts, originals = given
     sampled = task.complete(prompts, options.completions, drawing)
-    out = options.out.with_name(f"{options.out.stem}-completions.png")
     whose = "Images" if isinstance(options.complete, tuple) else "Test images"
     whole = task.to_images(originals[: len(sampled)])
-    pictures.completions(out, whole, task.rows(prompts), sampled, f"{whose} completed as an RNN")
+    out, title = options.out_of_completions, f"{whose} completed as an RNN"
+    pictures.completions(out, whole, task.rows(prompts), sampled, title)
     print(f"completions: {out}")
 
 

@@ -1,6 +1,6 @@
 """A trained model with its task, for the commands that use one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +8,9 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.cli.arguments import UsageError
+from lintra.io.files import expanded, is_part_of
 from lintra.tasks import PixelTask, Task
+from lintra.train.data_checks import check_same, fingerprint
 
 Device = Literal["auto", "cpu", "cuda"]
 SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by` is called
@@ -42,6 +44,26 @@ def sampled(n: int, limit: int | None, seed: int) -> list[int]:
     if limit > n:
         raise UsageError(f"limit must be at most the {n:,} samples there are, got {limit:,}")
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:limit].sort().values.tolist()
+
+
+def refuse_data(folder: Path, task: Task, written: Iterable[Path]) -> None:
+    """Raise UsageError if an output would replace a file that the task reads, in training or now, or be a new
+    one among those that it would read next time."""
+    for config in (train.Run.around(folder).task, task.config):
+        named = [getattr(config, name) for name in config.PATHS]
+        for data in [expanded(x) for x in named if x is not None]:
+            for file in written:
+                joins = config.SEARCHED is None or file.suffix.lower() in config.SEARCHED
+                if is_part_of(file, data) and (joins or file.exists() or not data.is_dir()):
+                    raise UsageError(f"{file} would be among the data of {folder}: write to another folder")
+
+
+def refuse_changed_data(folder: Path, task: Task) -> None:
+    """Raise Error if the samples to score on were held out of data that have changed since training began,
+    which may have moved some that were learned from among them."""
+    begun_with = train.Run.around(folder).data
+    if task.judged_by == "validate" and begun_with is not None:
+        check_same(fingerprint(task), begun_with, folder)
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:

@@ -12,9 +12,9 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 
 @contextlib.contextmanager
 def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Give a function to call with how many of the `total`, assumed to be equally long, are done.
-    quiet: nothing is shown."""
-    console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet)
+    """Give a function to call with how many of the `total`, assumed to be equally long, are done; it shows
+    them on stderr, so that stdout has results alone. quiet: nothing is shown."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet)
     if not console.is_terminal:
         yield _lines(console, what, total, unit)
         return

@@ -15,6 +15,7 @@ from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
 from lintra.cli.output import Output
 from lintra.cli.progress import progress
+from lintra.io.files import expanded
 from lintra.models import ctc
 from lintra.train.config import Strategy, Verbosity
 from lintra.train.data_checks import check_begun, check_room
@@ -51,12 +52,17 @@ class Resume:
     nodes: int | None = None  # machines from now on
     devices: int | None = None  # processes or GPUs of each from now on
     strategy: Strategy | None = None  # how they share a batch from now on
+    accumulate: int | None = None  # parts of each share of a batch from now on
+    checkpoint_blocks: bool = False  # recompute blocks in backward from now on
+    save_every: int | None = None  # steps from checkpoint to checkpoint from now on
+    timeout: float | None = None  # seconds to wait for other processes from now on
+    wandb: str | None = None  # a project of Weights & Biases to log to from now on
     output: Output = dataclasses.field(default_factory=Output)
 
 
 _SIZES = ("layers", "heads", "head_dim", "width", "dropout")
 _SWITCHES = ("tie_embeddings", "alternating")
-_CHANGEABLE = ("steps", "max_minutes", "lr", "nodes", "devices", "strategy")
+_CHANGEABLE = tuple(x.name for x in dataclasses.fields(Resume) if x.name not in ("resume", "output"))
 
 
 def train_command(args: Sequence[str]) -> int:
@@ -66,6 +72,7 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {name: getattr(options, name) for name in _CHANGEABLE}
+        changes["checkpoint_blocks"] = options.checkpoint_blocks or None
         run = train.Run.read(options.resume)
         nodes = options.nodes or (launcher() or run.train).nodes or 1
         if options.devices == nodes == 1:  # no other process shares the batch
@@ -78,6 +85,7 @@ def train_command(args: Sequence[str]) -> int:
         verbosity = options.output.verbosity
         task = _watched(run.task, verbosity)
         given = of_launcher | _given(changes)
+        _check_logger(options.wandb)
         with run.locked():  # another process that trains it has its settings from run.json
             settings = dataclasses.replace(run.train, **given)
             settings.check_batch(task.batch_tokens, task.batch)
@@ -97,6 +105,13 @@ def _fit_checked(run: train.Run, task: tasks.Task, verbosity: Verbosity) -> None
     from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
 
     fit_checked(run, task, verbosity)
+
+
+def _check_logger(wandb: str | None) -> None:
+    if wandb is not None:
+        from lintra.train.logs import check_wandb  # Lightning, as above
+
+        check_wandb()
 
 
 def _refuse_settings(args: Sequence[str]) -> None:
@@ -120,7 +135,7 @@ def _refuse_moved(run: train.Run) -> None:
     for name in run.task.PATHS:
         place = getattr(run.task, name)
         made = name == "cache"  # created if there is none
-        if place is not None and not made and not Path(place).expanduser().exists():
+        if place is not None and not made and not expanded(place).exists():
             file = run.folder / RUN
             raise UsageError(f"{name} {place} does not exist: put it back, or say in {file} where it is now")
 
@@ -158,10 +173,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Ver
             name = flag.removeprefix("--").replace("-", "_")
             raise UsageError(f"{name} is for --schedule {schedule}, got {options.train.schedule}")
     options.train.check_batch(problem.batch_tokens, problem.batch)
-    if options.train.wandb is not None:
-        from lintra.train.logs import check_wandb  # Lightning, as above
-
-        check_wandb()
+    _check_logger(options.train.wandb)
     _ = problem.train  # reads the data: if there is none, no folder is claimed
     own, kind = network, None
     if network is None or options.model.attention_options or options.model.attention != _attention(network):

@@ -21,6 +21,12 @@ SHOWN = 5  # images beside the bits of their pixels
 OTHERS = 128  # images of each other kind
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Return the files that `draw` writes."""
+    names = ("temperatures", "completions", "bits-per-pixel", "out-of-domain")
+    return [folder / f"{name}.png" for name in names]
+
+
 def draw(
     model: Decoder,
     task: PixelTask,
@@ -34,9 +40,7 @@ def draw(
 ) -> list[Path]:
     """Draw four pictures into `folder`, of test images [n t] and what `nats` gives for them -> their
     files."""
-    paths = [
-        folder / f"{name}.png" for name in ("temperatures", "completions", "bits-per-pixel", "out-of-domain")
-    ]
+    paths = files_in(folder)
     pictures.rows(
         paths[0], _temperatures(model, task, watch, seed), "Samples, by temperature (left), sampled as an RNN"
     )

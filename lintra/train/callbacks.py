@@ -4,11 +4,14 @@ import math
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
+from lintra.checkpoint import step_of
+from lintra.train.curve import curves
 from lintra.train.learner import Diverged
 from lintra.train.run import Run
 from lintra.train.sharding import finite
@@ -16,6 +19,7 @@ from lintra.train.strategy import ShardedStrategy
 
 KEPT = 2  # checkpoints
 LOG_EVERY = 10  # steps
+LOSS = "validate_loss"
 
 
 class Interrupted(Exception):
@@ -65,7 +69,8 @@ class StopCallback(Callback):
 
 
 class CheckpointCallback(Checkpoint):
-    """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
+    """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept, and the one with
+    the lowest validation loss.
 
     When training ends it waits for a checkpoint that is still being written; if that fails, training fails.
     Lightning calls a `Checkpoint` after all other callbacks, so `StopCallback` has decided by then, and
@@ -76,13 +81,16 @@ class CheckpointCallback(Checkpoint):
     def __init__(self, run: Run, stop: StopCallback):
         self.run, self.stop = run, stop
         self.saved = -1
+        self.losses = curves(run.folder).get(LOSS, {})  # by the step, as far as the run has got
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step % self.run.train.validate_every:
             self._after_step(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.losses[trainer.global_step] = float(trainer.callback_metrics[LOSS])
         self._after_step(trainer)
+        self._drop(trainer)  # the last step is saved before its validation
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
@@ -114,12 +122,20 @@ class CheckpointCallback(Checkpoint):
 
     def _drop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
-            self.run.drop(KEPT)
+            self.run.drop(KEPT, self.best())
+
+    def best(self) -> Path | None:
+        """Return the checkpoint with the lowest validation loss, the latest of equal ones; None if none was
+        saved after a validation."""
+        losses = {
+            x: loss for x in self.run.checkpoints() if (loss := self.losses.get(step_of(x))) is not None
+        }
+        return min(reversed(losses), key=losses.__getitem__, default=None)
 
 
 class MetricLogger(Callback):
-    """Loss, learning rate, minutes since training began or was resumed, and validation scores to every
-    logger, over the number of steps done."""
+    """Loss, norm of the gradient before clipping, learning rate, minutes since training began or was resumed,
+    and validation scores to every logger, over the number of steps done."""
 
     def __init__(self, stop: StopCallback):
         self.stop = stop
@@ -127,8 +143,8 @@ class MetricLogger(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step % LOG_EVERY == 0:
             lr = trainer.optimizers[0].param_groups[0]["lr"]
-            minutes = self.stop.elapsed() / 60
-            self._log(trainer, {"train_loss": float(pl_module.batch_loss), "lr": lr, "minutes": minutes})
+            measured = {"train_loss": float(pl_module.batch_loss), "grad_norm": pl_module.grad_norm}
+            self._log(trainer, measured | {"lr": lr, "minutes": self.stop.elapsed() / 60})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._log(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})

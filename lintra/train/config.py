@@ -68,7 +68,7 @@ class Config:
             raise ValueError("wandb must be the name of a project, got ''")
 
     def samples(self, task: Any) -> int:
-        """Return how many samples make a batch of a task, all processes together, where it says so or not."""
+        """Return the samples of a batch over all processes: the task's own number, else `batch`."""
         return task.batch or self.batch
 
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:

@@ -26,7 +26,7 @@ def fingerprint(task: Task) -> dict[str, Any]:
     digest = hashlib.sha256()
     for samples in (task.train, task.validate):
         digest.update(f"{len(samples)}".encode())
-        places = _looked_at(samples)
+        places = spread(len(samples), _LOOKED_AT)
         looks, again = ([_content(_batch(samples, [place])) for place in places] for _ in range(2))
         # Left out in every sample: of few choices, the same one may be sampled twice in some of them.
         sampled = {name for a, b in zip(looks, again, strict=True) for name in a if b.get(name) != a[name]}
@@ -36,10 +36,9 @@ def fingerprint(task: Task) -> dict[str, Any]:
     return {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
 
 
-def _looked_at(samples: Samples) -> list[int]:
-    """The places of some samples, evenly spread."""
-    spread = np.linspace(0, max(0, len(samples) - 1), min(len(samples), _LOOKED_AT))
-    return np.unique(spread.astype(int)).tolist()
+def spread(n: int, most: int) -> list[int]:
+    """Return at most so many of the numbers below n, evenly spread."""
+    return np.linspace(0, max(0, n - 1), min(n, most)).astype(int).tolist()
 
 
 def _content(batch: Batch) -> dict[str, bytes]:
@@ -84,7 +83,7 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
         return
     inner = getattr(model, "encoder", model)
     sizes = []
-    for place in _looked_at(task.train):
+    for place in spread(len(task.train), _LOOKED_AT):
         batch = _batch(task.train, [place])
         tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
         kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time

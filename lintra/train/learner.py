@@ -18,6 +18,7 @@ from lintra.nn import Block
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
+from lintra.train.data_checks import spread
 from lintra.train.optimizer import optimizer
 from lintra.train.sharding import full_tensor
 from lintra.train.strategy import ShardedStrategy
@@ -66,6 +67,7 @@ class Learner(pl.LightningModule):
         self.not_finite: str | None = None  # the first score of this validation, here, that is not finite
         self.counted = 0  # batches of a validation, of which this process may repeat another's
         self.batch_loss = torch.tensor(torch.nan)  # the mean over the latest batch, of all processes
+        self.grad_norm = math.nan  # of the latest batch, before clipping
 
     def configure_model(self) -> None:
         """Shard the model where the strategy does so."""
@@ -97,9 +99,9 @@ class Learner(pl.LightningModule):
         if self.task.batch_tokens is None:
             batch = self.config.samples(self.task)
             most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * batch
-            places = range(min(len(samples), most))
+            places = spread(len(samples), most)  # of a text that changes, the first alone say little
             size = batch // world
-            batches = [list(places[first : first + size]) for first in range(0, len(places), size)]
+            batches = [places[first : first + size] for first in range(0, len(places), size)]
         else:
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
         batches, self.counted = share(batches, self.trainer.global_rank, world)
@@ -173,8 +175,9 @@ class Learner(pl.LightningModule):
     ) -> None:
         """Clip by our own setting, and stop before an update that would spoil the weights."""
         longest = math.inf if self.config.clip is None else self.config.clip
-        norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), longest)))
-        if not math.isfinite(norm):
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), longest))
+        self.grad_norm = float(norm)
+        if not math.isfinite(self.grad_norm):
             raise Diverged(
                 f"the loss or its gradient is not finite at step {self.trainer.global_step + 1:,}: "
                 "stopped before the weights changed; what was saved before is good"

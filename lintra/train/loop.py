@@ -107,8 +107,12 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
     what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
     # Otherwise the scores have been printed before.
     scores = in_words(validation(trainer), task.loss_unit) if verbosity == "result" else ""
-    result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {run.checkpoints()[-1]}")))
+    saving: Any = trainer.checkpoint_callback
+    saved, best = run.checkpoints()[-1], saving.best()
+    result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {saved}")))
     _console(quiet=False).print(f"{what}: {result}")
+    if best not in (None, saved):
+        _console(quiet=False).print(f"lowest validation loss: {best}")
 
 
 def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:

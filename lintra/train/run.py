@@ -22,6 +22,7 @@ from lintra.checkpoint import (
     from_json,
     load,
     refuse_foreign,
+    step_of,
     to_json,
     with_weights,
 )
@@ -37,7 +38,7 @@ RUN = "run.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A task, a model and how it is trained there. `folder` also gets checkpoints and logs."""
+    """A task, a model and how it is trained; `folder` holds run.json, the checkpoints and the logs."""
 
     folder: Path
     task: Any  # the Config of a file in lintra/tasks
@@ -67,6 +68,8 @@ class Run:
         if (run.folder / RUN).exists() or checkpoints(run.folder):
             if (begun := _begun_by(run)) is not None:
                 return begun
+            if not (run.folder / RUN).exists():
+                raise Error(f"{folder} holds checkpoints without their {RUN}: choose another folder")
             raise Error(
                 f"{folder} holds a run already: resume it with --resume {folder}, or choose another folder"
             )
@@ -81,7 +84,9 @@ class Run:
         if there is none or run.json does not describe a run."""
         file = Path(folder) / RUN
         if not file.exists():
-            raise Error(f"{folder} holds no run: there is no {RUN} in it")
+            above = file.absolute().parent.parent  # that of a checkpoint
+            where = f"; that of the run is in {above}" if (above / RUN).exists() else ""
+            raise Error(f"{folder} holds no run: there is no {RUN} in it{where}")
         content = read_json(file)
         if not isinstance(content, dict):
             raise Error(f"{file} is not a run: it is not an object")
@@ -162,7 +167,7 @@ class Run:
 
     def _ended(self) -> bool:
         """Return whether the newest checkpoint is of the run's last step."""
-        return bool(found := self.checkpoints()) and int(found[-1].name.removeprefix("step-")) >= self.steps
+        return bool(found := self.checkpoints()) and step_of(found[-1]) >= self.steps
 
     def joined(self) -> "Run":
         """Return the run as the first process has written it by now, with this process's own settings where
@@ -191,12 +196,15 @@ class Run:
         """The complete checkpoints, the oldest first."""
         return checkpoints(self.folder)
 
-    def drop(self, keep: int) -> None:
-        """Remove all checkpoints but the newest `keep`, each in one move: half of one would look whole.
+    def drop(self, keep: int, best: Path | None = None) -> None:
+        """Remove all checkpoints but the newest `keep` and `best`, each in one move: half of one would look
+        whole.
 
         One that cannot be removed, for instance with a file open on a network drive, stays until next
         time."""
         for old in self.checkpoints()[:-keep]:
+            if old == best:
+                continue
             with contextlib.suppress(OSError):
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
 

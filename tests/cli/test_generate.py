@@ -30,7 +30,7 @@ def test_own_images_are_completed(lintra_says, folder, drawn):
         save(f"{i}.png", whole[i, :, :, 0].numpy())
     args = ["--samples", "0", "--complete", "0.png", "1.png", "--completions", "2", "--fraction", "0.25"]
     code, out, err = lintra_says("generate", "--model", "run", *args, "--seed", "3", "--out", "a.png")
-    assert (code, err) == (0, "")
+    assert (code, err.count("\n")) == (0, 1)  # the speed
     assert "completions: a-completions.png" in out
     path, originals, given, completed, _ = drawn["completions"]
     completed = torch.stack(completed)
@@ -106,9 +106,9 @@ def test_what_is_finished_is_kept(
 
     monkeypatch.setattr(sampling, "stream", interrupted)
     args = ["--complete", "2", "--samples", "5", "--batch", "2"]
-    code, out, _ = lintra_says("generate", "--model", "run", *args)
+    code, _, err = lintra_says("generate", "--model", "run", *args)
     assert code == exit_code
-    assert f"stopped: {told} are finished\n" in out
+    assert f"stopped: {told} are finished\n" in err
     assert (len(drawn["samples"][1]) if "samples" in drawn else None) == samples
     assert [len(x) for x in (drawn["completions"][3] if "completions" in drawn else ())] == completions
 
@@ -127,8 +127,7 @@ def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
     monkeypatch.setattr(images, "locate", lambda data, data_dir: splits)
     folder("run", images.Config(preset="paper"), output=decoder.Logits())
     args = ["--samples", "6", "--complete", "1", "--seed", "7"]
-    code, _, err = lintra_says("generate", "--model", "run", *args)
-    assert (code, err) == (0, "")
+    assert lintra_says("generate", "--model", "run", *args)[0] == 0
     assert drawn["samples"][1].shape == (6, 28, 28, 1)
     expected = images.Config(preset="paper").build().beginnings(6, 7)
     assert torch.equal(drawn["samples"][1][:, 0, 0, 0], expected[:, 0])

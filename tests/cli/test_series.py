@@ -380,7 +380,7 @@ def test_scores_do_not_replace_the_data(lintra_says, run):
     before = data.read_bytes()
     code, out, err = lintra_says("evaluate", "--model", "run", "--json", "./data.csv")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "data.csv has data that run reads: write to another file" in err
+    assert "data.csv would be among the data of run: write to another folder" in err
     code, out, err = lintra_says("evaluate", "--model", "run", "--json", "run/run.json")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run/run.json, which is a part of a model's folder" in err

@@ -46,12 +46,11 @@ def test_from_a_text_to_a_text(lintra_says, prepared):
     assert "bits/token" in out
     write = ["generate", "--model", "run", "--prompt", "naïve words", "--seed", "1", "--length", "30"]
     code, out, err = lintra_says(*write, "--samples", "2")
-    assert (code, err) == (0, "")
-    assert out.count("\nnaïve words") == 2
-    code, streamed, err = lintra_says(*write, "--samples", "1", "--stream")
-    assert (code, err) == (0, "")
-    code, whole, _ = lintra_says(*write, "--samples", "1")
-    assert re.sub("\n1 x.*\n", "", streamed).strip() == re.sub("1 x.*\n", "", whole).strip()
+    assert (code, err.count("\n")) == (0, 1)  # the speed
+    assert len(re.findall("^naïve words", out, re.MULTILINE)) == 2
+    code, streamed, _ = lintra_says(*write, "--samples", "1", "--stream")
+    assert code == 0
+    assert streamed.strip() == lintra_says(*write, "--samples", "1")[1].strip()
     code, _, err = lintra_says(*write[:-2], "--prompt", "naïve words and others", "--length", "2")
     assert code == 2
     assert re.search("length must be more than the [3-9] tokens of the prompt, got 2", err)
@@ -128,8 +127,7 @@ def test_a_text_ends_at_a_token_or_behind_a_text(lintra_says, prepared):
         for more in ([], ["--stream"]):
             flags = ["--engine", engine, "--seed", "3", *more]
             _, out, err = lintra_says(*write, *flags, "--stop", "ab", "ba", "--end", "<|endoftext|>")
-            assert err == ""
-            assert "5 x up to " in out
+            assert "5 x up to " in err
             texts = [line.removeprefix("few ab ") for line in out.splitlines() if line.startswith("few ab ")]
             assert len(texts) == 5
             assert all(re.fullmatch("(a+b?|b+a?)?", text) for text in texts)
@@ -267,7 +265,7 @@ def test_bytes_have_no_token_to_end_at(lintra_says, prepared):
     )
     code, out, _ = lintra_says("generate", "--model", "run", "--samples", "2", "--prompt", "é", "--stream")
     assert code == 0
-    assert out.count("\né") == 2
+    assert len(re.findall("^é", out, re.MULTILINE)) == 2
 
 
 def test_without_the_extra(lintra_says, prepared, monkeypatch):

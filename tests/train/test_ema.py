@@ -6,6 +6,7 @@ import torch
 from lintra import checkpoint, train
 from lintra.attention import performer
 from lintra.train import callbacks
+from lintra.train.data_checks import spread
 from tests.train.conftest import assert_same_weights, weights
 
 
@@ -62,7 +63,8 @@ def test_validation_is_of_the_mean(new_run):
     run = new_run(ema=0.99, steps=6)
     train.fit(run)
     task, model = run.task.build(), checkpoint.load(run.folder)
-    batches = [task.validate.__getitems__(range(first, first + 8)) for first in range(0, 128, 8)]
+    places = spread(len(task.validate), 16 * 8)
+    batches = [task.validate.__getitems__(places[first : first + 8]) for first in range(0, 128, 8)]
     with torch.no_grad():
         losses = [float(task.score(model, batch)["loss"]) for batch in batches]
     found = train.curves(run.folder)["validate_loss"][6]

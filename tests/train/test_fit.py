@@ -21,7 +21,7 @@ from lintra.io.files import Error, read_json
 from lintra.tasks import Samples, copy, digits, pathfinder, text
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.shard_writer import write_shards
-from lintra.train import loop
+from lintra.train import learner, loop
 from lintra.train.batches import seed_of
 from lintra.train.callbacks import Interrupted
 from lintra.train.learner import Diverged, Learner
@@ -188,6 +188,21 @@ def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     assert train.Run.around(step) == train.Run.read(run.folder)
     (run.folder / "run.json").rename(run.folder.parent / "run.json")  # it is not that of a run below it
     assert train.Run.of(run.folder) is None
+
+
+def test_the_checkpoint_with_the_lowest_loss_is_kept(new_run, monkeypatch, capsys):
+    """Also one saved before the run was resumed."""
+    losses, score = iter([3.0, 1.0, 2.0, 1.5, 4.0, 5.0]), digits.Digits.score
+    monkeypatch.setattr(
+        digits.Digits, "score", lambda *args: score(*args) | {"loss": torch.tensor(next(losses))}
+    )
+    monkeypatch.setattr(learner, "VALIDATION_BATCHES", 1)
+    run = new_run(steps=6, save_every=1, validate_every=1)
+    train.fit(run.changed(steps=3))
+    assert folders(run) == ["step-00000002", "step-00000003"]
+    assert f"lowest validation loss: {run.folder}/step-00000002" in " ".join(capsys.readouterr().out.split())
+    train.fit(run)
+    assert folders(run) == ["step-00000002", "step-00000005", "step-00000006"]
 
 
 def test_nothing_is_pickled(new_run):
@@ -517,6 +532,6 @@ def test_names_are_printed_as_they_are(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     with progress.progress(name, 2, "rows") as show:
         show(1)
-    first, second = capsys.readouterr().out.splitlines()
+    (first,), (second,) = (text.splitlines() for text in capsys.readouterr())
     assert first == name
     assert second.startswith(f"{name} 1/2 rows")
