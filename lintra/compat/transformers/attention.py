@@ -45,18 +45,22 @@ _UNSERVED = (
     *("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache", "output_attentions"),
     *("indices", "block_indices"),  # of the keys that a sparse attention chose
 )
+_RESTARTS = "lintra_restarts"  # the attribute of positions that says where sequences begin among them
+_OWN = {PREFIX: "softmax"} | {f"{PREFIX}-{x}": x for x in mechanisms.names()}  # names of mechanisms
+_defaults: dict[str, AttentionConfig] = {}  # of those that have been used
 REGISTERED: dict[str, AttentionConfig] = {}
 # By module, not on it: a mechanism's buffers must not appear in the model's state dict.
 _built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
 
 
 def register_attention(name: str, config: AttentionConfig) -> None:
-    """Let `attn_implementation=name` be the mechanism of a configuration, such as performer.Config().
+    """Let `attn_implementation=name` be the mechanism of a configuration, such as performer.Config(). Where
+    its scale, window or dropout is the default, the model's own applies.
 
     Raises ValueError unless the name begins with "lintra-" and is not that of a mechanism; TypeError for
     anything but a configuration."""
     own = name.removeprefix(f"{PREFIX}-")
-    if own == name or not own or own in mechanisms.names():
+    if own == name or not own or name in _OWN:
         raise ValueError(f"name must be 'lintra-...' and not that of a mechanism, got {name!r}")
     if not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be a mechanism's Config, got {type(config).__name__}")
@@ -66,10 +70,13 @@ def register_attention(name: str, config: AttentionConfig) -> None:
 
 def configured(name: str | None) -> AttentionConfig | None:
     """Return the configuration of an `attn_implementation`; None if it is not lintra's."""
-    if name is None or name in REGISTERED:
-        return REGISTERED.get(name or "")
-    own = "softmax" if name == PREFIX else name.removeprefix(f"{PREFIX}-")
-    return mechanisms.load(own).Config() if own != name and own in mechanisms.names() else None
+    if name in REGISTERED:
+        return REGISTERED[name]
+    if name not in _OWN:
+        return None
+    if name not in _defaults:
+        _defaults[name] = mechanisms.load(_OWN[name]).Config()
+    return _defaults[name]
 
 
 def cache_for(model: nn.Module) -> StateCache:
@@ -171,8 +178,8 @@ def attend(
             seen = seen & _same_sequence(Layout.of("query", q, None, cu_seq_lens_q), k.shape[1])
         options = {"visible": seen, "scale": scaling, "dropout": dropout}
         return fused_attention(query, key, value, **options).transpose(1, 2), None
-    config = _config(name, config, seen.window, scaling, dropout)
-    mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
+    given = {"window": seen.window, "scale": scaling, "dropout": dropout}
+    mechanism = _mechanism(module, name, config, given, seen.causal, q, k, v)
     packed = _packing(seen, q, k, position_ids, cu_seq_lens_q)
     exact = isinstance(mechanism, softmax.SoftmaxAttention)
     window = mechanism.config.window if exact else None
@@ -228,10 +235,23 @@ def _packing(
     fresh = seen.causal and not seen.masked and seen.sequence is None and q.shape[1] == k.shape[1] > 1
     if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
         # Where no cache is made, transformers' mask already says so, even for positions that jump.
-        begun = (position_ids.expand(q.shape[0], -1) == 0).cumsum(1)
-        if bool((begun[:, -1] > begun[:, 0]).any()):
-            seen = seen._replace(sequence=begun)
+        begun = _restarts(position_ids)
+        seen = seen if begun is None else seen._replace(sequence=begun.expand(q.shape[0], -1))
     return None if seen.sequence is None else seen.layout(q)
+
+
+def _restarts(position_ids: Tensor) -> Tensor | None:
+    """Return the number of the sequence of each token, where positions [b t] begin again at 0; None if they
+    do not. Looks once at a tensor that all layers get: looking waits for a GPU."""
+    version = None if torch.compiler.is_compiling() or position_ids.is_inference() else position_ids._version
+    known = getattr(position_ids, _RESTARTS, None)
+    if known is not None and known[0] == version:
+        return known[1]
+    begun = (position_ids == 0).cumsum(1)
+    found = begun if bool((begun[:, -1] > begun[:, 0]).any()) else None
+    if version is not None:
+        setattr(position_ids, _RESTARTS, (version, found))
+    return found
 
 
 def _same_sequence(layout: Layout, keys: int) -> Tensor:
@@ -252,32 +272,39 @@ def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
     return crossing or q.shape[1] != k.shape[1]
 
 
-def _config(
-    name: str, config: Any, window: int | None, scaling: float | None, dropout: float
-) -> AttentionConfig:
-    """Return the configuration with the settings of a call, where the mechanism has such fields."""
-    known = {field.name for field in fields(config)}
-    if dropout and "dropout" not in known:
+def _config(name: str, config: Any, given: dict[str, Any]) -> AttentionConfig:
+    """Return the configuration with the model's window, scale and dropout, where the mechanism has such a
+    field and it has its default."""
+    defaults = {field.name: field.default for field in fields(config)}
+    if given["dropout"] and "dropout" not in defaults:
         raise ValueError(
             f"attn_implementation={name!r} drops no weights: set the model's attention dropout to 0"
         )
-    if window is not None and not isinstance(config, softmax.Config):
+    if given["window"] is not None and not isinstance(config, softmax.Config):
         raise ValueError(
-            f"attn_implementation={name!r} has no sliding window of {window} tokens: set "
+            f"attn_implementation={name!r} has no sliding window of {given['window']} tokens: set "
             "config.sliding_window=None, or use 'lintra'"
         )
-    given = {"dropout": dropout, "scale": scaling, "window": window}
-    return replace(config, **{x: y for x, y in given.items() if x in known and y not in (None, 0.0)})
+    used = {x: y for x, y in given.items() if x in defaults and y not in (None, 0.0)}
+    return replace(config, **{x: y for x, y in used.items() if getattr(config, x) == defaults[x]})
 
 
 def _mechanism(
-    module: nn.Module, name: str, config: AttentionConfig, causal: bool, q: Tensor, k: Tensor, v: Tensor
+    module: nn.Module,
+    name: str,
+    config: AttentionConfig,
+    given: dict[str, Any],
+    causal: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> Attention:
     """Return the mechanism of a layer, built once for each kind of call."""
     shape = {"heads": q.shape[2], "kv_heads": k.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
     kinds = _built.setdefault(module, {})
-    key = (config, causal, *shape.values(), q.device, q.dtype)
+    key = (config, *given.values(), causal, *shape.values(), q.device, q.dtype)
     if key not in kinds:
+        config = _config(name, config, given)
         with torch.inference_mode(False):  # its buffers serve training too
             built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=causal, **shape)
             built = built.to(q.device, torch.float64 if q.dtype == torch.float64 else torch.float32)
@@ -294,7 +321,8 @@ def _mechanism(
         if built.shared_key:
             raise ValueError(f"attn_implementation={name!r} has one projection for queries and keys, not two")
         kinds[key] = built
-    return kinds[key].train(module.training)
+    built = kinds[key]
+    return built if built.training == module.training else built.train(module.training)
 
 
 def _register(name: str) -> None:
@@ -302,5 +330,5 @@ def _register(name: str) -> None:
     AttentionMaskInterface.register(name, visible)
 
 
-for _name in (PREFIX, *(f"{PREFIX}-{x}" for x in mechanisms.names())):
+for _name in _OWN:
     _register(_name)

@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import lintra.hf  # noqa: E402
 from benchmarks.families import FAMILIES  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
-from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
+from lintra.compat.transformers.attention import REGISTERED, _restarts, attend, configured  # noqa: E402
 from lintra.compat.transformers.cache import StateLayer, claim  # noqa: E402
 from lintra.compat.transformers.masking import Visible, masks, visible  # noqa: E402
 
@@ -315,6 +316,36 @@ def test_half_precision_and_autocast():
     assert model.bfloat16()(tokens()).logits.dtype == torch.bfloat16
 
 
+class Looks(TorchDispatchMode):
+    """Count how often the value of a tensor is looked at, for which a GPU has to be waited for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_look_once_whether_sequences_are_packed(monkeypatch):
+    """And no layer looks for mechanisms in a folder."""
+    counts = []
+    for layers in (1, 4):
+        model = build("Llama", "lintra", num_hidden_layers=layers)
+        model(tokens())
+        monkeypatch.setattr(attention, "names", None)
+        with Looks() as looks:
+            model(tokens())
+        counts.append(looks.count)
+        monkeypatch.undo()
+    assert counts[0] == counts[1] == 1
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    assert _restarts(positions).tolist() == [[1, 1, 1, 2, 2]]
+    assert _restarts(positions[:, :3]) is None
+    positions[0, 3] = 3
+    positions[0, 4] = 4
+    assert _restarts(positions) is None  # and not what it was before
+
+
 @pytest.fixture
 def registered():
     yield lintra.hf.register_attention
@@ -338,6 +369,12 @@ def test_a_configuration_gets_a_name(registered):
     first = model(tokens()[:, :15])
     rest = model(tokens()[:, 15:], past_key_values=first.past_key_values).logits
     assert_close(torch.cat((first.logits, rest), 1), expected, **SAME)
+    registered("lintra-mine", softmax.Config(window=2, scale=0.5))  # which the model's own do not replace
+    own = build("Mistral", "lintra-mine", sliding_window=8)
+    expected = build("Mistral", "lintra", sliding_window=2)
+    for layer in expected.model.layers:
+        layer.self_attn.scaling = 0.5
+    assert_close(own(tokens()).logits, expected(tokens()).logits, **SAME)
     for name in ("mine", "lintra-", "lintra-linear"):
         with pytest.raises(ValueError, match="name must be"):
             registered(name, linear.Config())
