@@ -79,7 +79,7 @@ READS = {"layers": 1, "heads": 2, "width": 16}
     ("config", "draw"),
     [
         (
-            encoder.Config(vocabulary=11, outputs=3, pool="first", causal=True, **READS),
+            encoder.Config(vocabulary=11, outputs=3, pool="last", causal=True, **READS),
             lambda: [torch.randint(0, 11, (2, 9))],
         ),
         (encoder.Config(inputs=5, checkpoint_blocks=True, **READS), lambda: [torch.randn(2, 9, 5)]),

@@ -106,7 +106,7 @@ for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(fe
         model.extend(row, cu_seqlens=cu_seqlens)
 tokens, mask = torch.randint(0, 9, (2, 11)), torch.arange(11) < torch.tensor([[11], [4]])
 shape = dict(layers=1, heads=2, width=16)
-for pool in ("mean", "first", None):
+for pool in ("mean", "first", "last", None):
     ends = dict(outputs=3, pool=pool)
     encoder.Config(vocabulary=9, **ends, **shape).build()(tokens, mask=mask)
     encoder.Config(inputs=5, **ends, **shape).build()(torch.randn(2, 11, 5))

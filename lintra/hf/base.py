@@ -15,7 +15,7 @@ from lintra.ops import checks
 from lintra.ops.layout import locate, sequence_bounds
 
 _LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")  # keywords of a loss
-_AGAIN = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # redundant with cu_seq_lens_q
+_REDUNDANT = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # with cu_seq_lens_q
 _REFUSED = {
     "inputs_embeds": "the networks read input_ids",
     "output_attentions": "most mechanisms never make the matrix of attention weights",
@@ -36,6 +36,9 @@ class LintraPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: LintraConfig):
         super().__init__(config)
+        for name in _REFUSED:
+            if getattr(config, name, False):
+                raise ValueError(f"{name} is not supported: {_REFUSED[name]}")
         self.model = self.network_config().build()
         if self.head_name is not None:
             setattr(self, self.head_name, self.model.head)
@@ -109,12 +112,16 @@ def layout_of(
     others.
     """
     asked = {name: given.pop(name) for name in given.keys() - _LOSS}
-    asked = {name: x for name, x in asked.items() if x is not None and x is not False and name not in _AGAIN}
+    asked = {
+        name: x for name, x in asked.items() if x is not None and x is not False and name not in _REDUNDANT
+    }
     for name in asked.keys() & _REFUSED.keys():
         raise ValueError(f"{name} is not supported: {_REFUSED[name]}")
     if input_ids is None:
         raise ValueError("input_ids must be given")
     cu_seqlens, position = asked.pop("cu_seq_lens_q", None), asked.pop("position_ids", None)
+    if cu_seqlens is not None or position is not None:
+        asked.pop("seq_idx", None)  # the number of each token's sequence, which they say
     types = asked.pop("token_type_ids", None)
     if types is not None and checks.readable(types) and bool(types.any()):
         raise ValueError("token_type_ids must be 0: the networks have no embedding of segments")

@@ -32,6 +32,14 @@ _ELSEWHERE: dict[str, str] = {
     "attention_probs_dropout_prob": "dropout",
     "layer_norm_eps": "norm_eps",
     "rms_norm_eps": "norm_eps",
+    "attn_dropout": "dropout",
+    "dropout_rate": "dropout",
+    "classifier_dropout": "dropout",
+    "layer_types": "attention, a list of mechanisms",
+    "rope_theta": "rope_base",
+    "rope_parameters": "rope_base",
+    "rope_scaling": "rope_base",
+    "sliding_window": "attention={'name': 'softmax', 'window': ...}",
     "type_vocab_size": "token_types",
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -75,8 +83,12 @@ class LintraConfig(PreTrainedConfig):
                 raise TypeError(f"LintraConfig has no field {name!r}: give {_ELSEWHERE[name]}")
             if near := get_close_matches(name, _DEFAULTS, 1, cutoff=0.85):
                 raise TypeError(f"LintraConfig has no field {name!r} (perhaps {near[0]})")
-        given = _DEFAULTS | given
-        given["attention"] = _mechanisms(given["attention"])
+        own = _mechanisms(given.get("attention", _DEFAULTS["attention"]))
+        for each in own if isinstance(own, list) else [own]:
+            for name in (each.keys() & given.keys()) - _DEFAULTS.keys():
+                option = f"{{'name': {each['name']!r}, {name!r}: {given[name]!r}}}"
+                raise TypeError(f"LintraConfig has no field {name!r}: give attention={option}")
+        given = _DEFAULTS | given | {"attention": own}
         super().__post_init__(**given)
         self.network(decoder)
         self.network(encoder, outputs=1)  # which head_activation needs

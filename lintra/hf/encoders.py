@@ -80,7 +80,8 @@ class LintraForMaskedLM(_WithHead):
 
 
 class LintraForSequenceClassification(_WithHead):
-    """The encoder with `classifier`: logits [b o] of each sequence, by `pool` of its mean or first token."""
+    """The encoder with `classifier`: logits [b o] of each sequence, by `pool` of its mean,
+    first or last token."""
 
     head_name, result = "classifier", SequenceClassifierOutput
 

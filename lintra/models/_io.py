@@ -12,7 +12,7 @@ from lintra.nn.parameters import check_dtype
 from lintra.ops import checks
 from lintra.ops.layout import CuSeqlens, Layout
 
-Pool = Literal["mean", "first"]
+Pool = Literal["mean", "first", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,11 @@ def predict(pool: Pool | None, head: nn.Module, hidden: Tensor, layout: Layout) 
         left = layout.left_align()
         return head((hidden if left is None else left.gather(hidden))[:, :1].sum(1))
     mask = layout.mask
+    if pool == "last":
+        if mask is None or not mask.shape[1]:
+            return head(hidden[:, -1:].sum(1))
+        last = mask.cumsum(1).argmax(1)  # the first place at which all real tokens are counted
+        return head(hidden.take_along_dim(last[:, None, None], 1)[:, 0])
     count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
     total = hidden.sum(1, dtype=checks.sum_dtype(hidden.dtype))  # a sum of many may be beyond float16
     return head((total / count).to(hidden.dtype))

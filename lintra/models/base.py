@@ -45,6 +45,7 @@ class TransformerConfig:
     qk_norm: QKNorm | None = None  # l2: queries and keys of unit length
     output_gate: bool = False  # RMSNorm of each head of attention, times silu of a projection
     position: Position = "sinusoidal"  # concatenated: half of the width is the code, half the symbol
+    rope_base: float = 10_000.0  # of rotary positions: no wavelength is longer than 2 pi times as many tokens
     max_length: int | None = None  # tokens, for learned positions
     grid: tuple[int, ...] = ()  # sizes of the axes, for grid positions; the last one runs fastest
     dropout: float = 0.0
@@ -70,6 +71,12 @@ class TransformerConfig:
             raise ValueError(f"mlp_ratio must be at least 0 widths and finite, got {self.mlp_ratio}")
         if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
             raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        if not 1 < self.rope_base < math.inf:
+            raise ValueError(f"rope_base must be above 1 and finite, got {self.rope_base}")
+        if self.rope_base != 10_000 and self.position != "rotary":
+            raise ValueError(
+                f"rope_base goes with position='rotary', got {self.rope_base} with {self.position!r}"
+            )
         if (self.position == "learned") != (self.max_length is not None):
             raise ValueError(
                 f"max_length goes with position='learned', got {self.max_length} with {self.position!r}"
@@ -185,7 +192,7 @@ def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) ->
         heads=config.heads,
         kv_heads=config.kv_heads,
         causal=causal,
-        rotary=10_000.0 if config.position == "rotary" else None,
+        rotary=config.rope_base if config.position == "rotary" else None,
         conv=config.conv,
         qk_norm=config.qk_norm,
         output_gate=config.output_gate,

@@ -79,6 +79,8 @@ class Encoder(TransformerBase):
     def __init__(self, config: Config):
         causal = _causal(config)
         embedding = _io.input_embedding(config, config.embedded)
+        if causal and config.pool == "first":
+            raise ValueError("the first token of a causal encoder sees no other: take pool='last' or 'mean'")
         super().__init__(config, embedding, build_blocks(config, causal=causal or config.alternating))
         self.causal = causal
         self.token_types = (

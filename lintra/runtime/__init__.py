@@ -262,8 +262,12 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
     """Yield the next token of every sequence [b], as `lintra.generation.stream` with the same random
     numbers.
 
-    begun: the result of `lintra.generation.prepare_inputs` for the request. Raises Error.
+    begun: the result of `lintra.generation.prepare_inputs` for the request. Raises Error, also for `weights`
+    and `state_dtype`, which the file of the model decides.
     """
+    for name, default in (("weights", "float32"), ("state_dtype", None)):
+        if (value := getattr(begun.options, name)) != default:
+            raise Error(f"{name} is as the model was exported: leave {name}={value!r} out")
     sequences = [Sequence(model) for _ in begun.tokens]
     for i, sequence in enumerate(sequences):
         real = begun.tokens[i] if begun.mask is None else begun.tokens[i][begun.mask[i]]

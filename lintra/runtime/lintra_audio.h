@@ -30,7 +30,8 @@ typedef struct lrt_features lrt_features;
 // Bytes of an lrt_features; 0 for a configuration that is out of bounds.
 size_t lrt_features_size(const lrt_features_config *config);
 
-// Makes a stream before any sample.
+// Makes a stream before any sample. LRT_BAD_SIZES may also say that a filter holds no frequency: the memory then holds
+// no stream, also if it held one before.
 int lrt_features_start(lrt_features *memory, size_t size, const lrt_features_config *config);
 
 // Takes samples in [-1, 1] up to the end of the next frame and returns how many, at least 1 of 1 or more; or an error,

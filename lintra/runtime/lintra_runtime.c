@@ -96,7 +96,7 @@ typedef struct {
   uint64_t bytes;
 } layer_map;
 
-// What layers may differ in: a mechanism and its sizes.
+// A mechanism and its sizes, in which layers may differ.
 typedef struct {
   uint32_t heads, kv_heads, projections;
   uint32_t feature_map, decay, denominator, head_norm, head_gate;
@@ -1064,7 +1064,7 @@ static int read_frames_header(lrt_model *m, const char *file) {
              : LRT_BAD_SIZES;
 }
 
-// The same of a kind of layers.
+// Checks the fields of a kind of layers against each other, and computes what follows from them.
 static int derive_kind(const lrt_model *m, layer_kind *k) {
   const int projects = k->feature_map == TRIGONOMETRIC || k->feature_map == ARC_COSINE;
   if ((uint64_t)k->heads * m->dim > 1 << 18 || k->heads % k->kv_heads || (k->projections != 0) != projects)
@@ -1473,7 +1473,8 @@ static void map_features(const lrt_sequence *s, const char *base, uint32_t g, co
   clear(to, kind->features, pad_to_lanes(kind->features));
 }
 
-// The same; returns where they are, rotated by their position: in `rotated`, or in `to` where nothing is rotated now.
+// Maps features into `to`; returns where they are, rotated by their position: in `rotated`, or in `to` where nothing is
+// rotated now.
 static const float *find_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to,
                                   float *rotated) {
   map_features(s, base, g, x, to);

@@ -113,8 +113,8 @@ def _alike(one: Exception, other: Exception) -> bool:
     differ."""
     if type(one) is not type(other):
         return False
-    return isinstance(one, AssertionError) or _wordless(one) == _wordless(other)
+    return isinstance(one, AssertionError) or _without_digits(one) == _without_digits(other)
 
 
-def _wordless(error: Exception) -> str:
+def _without_digits(error: Exception) -> str:
     return re.sub(r"\d+", "", str(error))

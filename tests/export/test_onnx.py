@@ -56,7 +56,7 @@ LAYOUTS = {
     "post": {"norm": "post", "position": "concatenated", "heads": 2, "output": LogisticMixture(components=2)},
     "grid": {"context": (1, 4), "position": "grid", "grid": (5, 13)},
     "rotary": {"position": "rotary", "kv_heads": 1, "heads": 2, "norm_kind": "rms", "activation": "swiglu"},
-    "tied": {"tie_embeddings": True, "position": "rotary"},
+    "tied": {"tie_embeddings": True, "position": "rotary", "rope_base": 500.0},
     "learned": {"position": "learned", "max_length": 64, "embed": "value"},
     "recurrent": {"conv": 3, "qk_norm": "l2", "output_gate": True, "mlp_ratio": 0},
 }

@@ -73,6 +73,7 @@ def check(model, content):
         pytest.param(rfa.Config(), {"pool": "mean"}, PLAIN, marks=slow),
         pytest.param(linear.Config(), {"pool": "first"}, PLAIN, marks=slow),
         pytest.param(linear.Config(), {"pool": "first"}, OPERATORS, marks=slow),
+        pytest.param(linear.Config(), {"pool": "last"}, PLAIN, marks=slow),
         pytest.param(linear.Config(), {"head_activation": "gelu", "head_norm": True}, PLAIN, marks=slow),
         pytest.param(retention.Config(chunk=8), {}, PLAIN, marks=slow),
         pytest.param(gated.Config(chunk=8), {"pool": "mean"}, PLAIN, marks=slow),

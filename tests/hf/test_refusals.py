@@ -52,6 +52,20 @@ def test_a_field_written_wrong():
         hf.LintraConfig(hiden_size=8)
 
 
+def test_an_option_of_a_mechanism_beside_it():
+    message = r"LintraConfig has no field 'features': give attention={'name': 'performer', 'features': 64}"
+    with pytest.raises(TypeError, match=message):
+        hf.LintraConfig(attention="performer", features=64)
+    with pytest.raises(TypeError, match=r"give attention={'name': 'softmax', 'window': 8}"):
+        hf.LintraConfig(attention=["linear", "softmax"], window=8)
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states"])
+def test_outputs_that_no_call_gives(name):
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
+        hf.LintraForCausalLM(config(**{name: True}))
+
+
 def test_a_decoder_that_sees_the_future():
     with pytest.raises(ValueError, match=r"causal must be True or None, got False"):
         hf.LintraForCausalLM(config(causal=False))
@@ -154,7 +168,8 @@ def test_transformers_that_is_not_there():
 
 
 @pytest.mark.parametrize(
-    "name", ["intermediate_size", "hidden_act", "attention_dropout", "rms_norm_eps", "n_layer"]
+    "name",
+    ["intermediate_size", "hidden_act", "attention_dropout", "rms_norm_eps", "n_layer", "sliding_window"],
 )
 def test_names_of_other_configurations_are_refused_with_ours(name):
     with pytest.raises(TypeError, match=f"LintraConfig has no field '{name}': give "):

@@ -225,7 +225,7 @@ def test_a_decoder_goes_there_and_back(name, tmp_path):
 @pytest.mark.parametrize(
     ("ends", "kind"),
     [
-        ({"outputs": 3, "pool": "first"}, hf.LintraForSequenceClassification),
+        ({"outputs": 3, "pool": "last"}, hf.LintraForSequenceClassification),
         ({"outputs": 2, "pool": "mean"}, hf.LintraForSequenceClassification),
         ({"outputs": 11}, hf.LintraForMaskedLM),
         ({}, hf.LintraModel),

@@ -61,7 +61,9 @@ def test_recomputed_blocks_have_the_gradients_of_kept_ones(name):
 @pytest.mark.parametrize("given", ["cu_seq_lens_q", "position_ids"])
 def test_packed_sequences_do_not_see_each_other(given):
     model, rows = build(), [tokens(n, seed=n) for n in (4, 1, 7)]
-    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=given == "cu_seq_lens_q")
+    collator = DataCollatorWithFlattening(
+        return_flash_attn_kwargs=given == "cu_seq_lens_q", return_seq_idx=True
+    )
     batch = collator([{"input_ids": row.tolist()} for row in rows])
     found = model(**{name: x for name, x in batch.items() if name != "labels"}).logits
     assert_close(found[0], torch.cat([model(row[None], use_cache=False).logits[0] for row in rows]))

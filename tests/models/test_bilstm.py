@@ -19,7 +19,7 @@ def build(**changes):
     return bilstm.Config(**options).build().double().eval()
 
 
-@pytest.mark.parametrize("pool", ["mean", "first", None])
+@pytest.mark.parametrize("pool", ["mean", "first", "last", None])
 def test_ragged_batches_are_their_sequences_alone(pool):
     """Even with NaN in the padding; the last sequence has no real token."""
     model = build(vocabulary=None, inputs=5, pool=pool)

@@ -50,6 +50,16 @@ KINDS += [
 KINDS += [{"head_dim": 16, "kv_heads": 2, "attention": retention.Config()}]
 
 
+def test_the_base_of_rotary_positions_is_that_of_every_layer():
+    """The slowest of four pairs of features turns by base ** -0.75 a token."""
+    model = build(position="rotary", rope_base=500.0, heads=2, width=16, attention=softmax.Config(scale=1.0))
+    assert [block.attn.rotary for block in model.blocks] == [500.0] * len(model.blocks)
+    k = torch.eye(8, dtype=torch.float64)[3].expand(1, 9, 1, 8)
+    turned = model.blocks[0].attn._rope(Layout(1, 9, k.device))(k)
+    angle = torch.arange(9) * 500.0**-0.75
+    assert_close(turned[0, :, 0, 3], angle.cos().double(), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parallel_is_recurrent(kind):
     model = build(**kind)
@@ -468,6 +478,8 @@ def test_packed_sequences_compile_into_one_graph():
         ({"context": (10**9,)}, "context must look back 65,536 places at most, got 1,000,000,000"),
         ({"context": (1,), "start": False}, "context needs start=True"),
         ({"context": (1,), "embed": "value"}, "and embed='token', got start=True and embed='value'"),
+        ({"rope_base": 500.0}, "rope_base goes with position='rotary', got 500.0 with 'sinusoidal'"),
+        ({"rope_base": 1.0, "position": "rotary"}, "rope_base must be above 1 and finite, got 1.0"),
         ({"position": "grid"}, r"grid goes with position='grid', .* got \(\) with 'grid'"),
         ({"position": "grid", "grid": (3, 0)}, r"sizes of at least 1, got \(3, 0\)"),
         ({"grid": (3, 4)}, r"grid goes with position='grid', .* got \(3, 4\) with 'sinusoidal'"),

@@ -55,7 +55,7 @@ MECHANISMS = [
 PARTS = [
     {"pool": "mean"},
     {"pool": "first", "position": "learned", "max_length": LONGEST, "norm": "post"},
-    {"pool": None, "position": "concatenated"},
+    {"pool": "last", "position": "concatenated"},
     {"pool": "mean", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "norm_kind": "rms"},
     {"pool": None, **WHOLE},
     {"pool": "mean", "heads": 3, "head_dim": 6},
@@ -107,6 +107,12 @@ def test_types_go_with_padded_and_packed_tokens_and_each_piece():
     assert_close(torch.cat((first, rest), 1), whole, **EXACT)
 
 
+def readable(parts, mechanism):
+    """The parts with another pool than the first token, where that sees no other one."""
+    causal = mechanism == softmax.Config(window=4)
+    return parts | {"pool": "last"} if causal and parts["pool"] == "first" else parts
+
+
 def is_itself_alone(model, x, junk):
     """Each sequence of a batch padded with junk, at either end and in between, gives what it gives alone."""
     found = model(junk, mask=MASK)
@@ -122,6 +128,7 @@ def is_itself_alone(model, x, junk):
 @pytest.mark.parametrize("inputs", [None, 5])
 def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
     """Predictions for each sequence, or for each token; gradients of all parameters."""
+    parts = readable(parts, mechanism)
     reads = {"vocabulary": 11} if inputs is None else {"vocabulary": None, "inputs": inputs}
     model, lengths = build(attention=mechanism, **reads, **parts), [4, 0, 9, 1]
     x = torch.randint(0, 11, (1, 14)) if inputs is None else torch.randn(1, 14, inputs).double()
@@ -166,7 +173,7 @@ def test_what_a_mechanism_takes_by_token_is_packed_too():
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_ragged_batches_are_their_sequences_alone(parts, mechanism):
     x = torch.randint(0, 11, (3, 9))
-    is_itself_alone(build(attention=mechanism, **parts), x, x.masked_fill(~MASK, -100))
+    is_itself_alone(build(attention=mechanism, **readable(parts, mechanism)), x, x.masked_fill(~MASK, -100))
 
 
 @pytest.mark.parametrize("name", attention.names())
@@ -248,10 +255,15 @@ def test_pools_are_of_the_hidden_vectors():
     assert_close(build(pool="mean")(x), model.head(model.hidden(x).mean(1)), **EXACT)
     expected = hidden[torch.arange(3), MASK.int().argmax(1)]
     assert_close(build(pool="first")(x, mask=MASK), model.head(expected), **EXACT)
+    last = hidden.shape[1] - 1 - MASK.int().flip(1).argmax(1)
+    assert_close(build(pool="last")(x, mask=MASK), model.head(hidden[torch.arange(3), last]), **EXACT)
+    assert_close(build(pool="last")(x), model.head(model.hidden(x)[:, -1]), **EXACT)
+    with pytest.raises(ValueError, match="the first token of a causal encoder sees no other"):
+        build(pool="first", causal=True)
     assert_close(build(pool="mean", outputs=None)(x), model.hidden(x).mean(1), **EXACT)
 
 
-@pytest.mark.parametrize("pool", ["mean", "first", None])
+@pytest.mark.parametrize("pool", ["mean", "first", "last", None])
 def test_a_sequence_of_nothing_is_predicted_from_zeros(pool):
     model = build(pool=pool)
     mask = torch.tensor([[True] * 4, [False] * 4])
@@ -380,7 +392,7 @@ def test_config_refuses(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pool": "max"}, "pool must be 'mean' or 'first' or None, got 'max'"),
+        ({"pool": "max"}, "pool must be 'mean' or 'first' or 'last' or None, got 'max'"),
         ({"causal": 1}, "causal must be bool or None, got 1"),
         ({"checkpoint_blocks": "yes"}, "checkpoint_blocks must be bool, got 'yes'"),
     ],

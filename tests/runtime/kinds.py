@@ -9,7 +9,7 @@ KINDS = kinds.KINDS | {
     "identity": {"attention": linear.Config(feature_map=linear.Identity(), normalize=False)},
     "three axes": {"context": (3, 1, 9), "position": "grid", "grid": (2, 5, 2), "start": True},
     "nowhere": {"position": "none", "start": False},
-    "rotary": {"position": "rotary", "heads": 2, "width": 24},
+    "rotary": {"position": "rotary", "heads": 2, "width": 24, "rope_base": 500.0},
     "retention": {
         "attention": retention.Config(),
         "position": "rotary",

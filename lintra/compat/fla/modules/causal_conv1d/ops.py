@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.compat.arguments import state_before
+from lintra.compat.causal_conv1d.causal_conv1d_interface import causal_conv1d_update as step
 from lintra.compat.fla._arguments import known, refuse
 from lintra.ops import causal_conv1d as convolve
 from lintra.ops import checks
@@ -75,6 +76,8 @@ def causal_conv1d_update(
     weight = _given(weight)
     channels = x.shape[-1]
     _check_state("cache", cache, x.numel() // channels, weight)
+    if residual is None:
+        return step(x.reshape(-1, channels), cache, weight, bias, activation).view(x.shape), cache
     dtype = checks.sum_dtype(x.dtype)
     with no_autocast(x):
         inputs = torch.cat((cache[..., 1:].to(dtype), x.reshape(-1, channels, 1).to(dtype)), -1)
@@ -82,7 +85,7 @@ def causal_conv1d_update(
         y = (inputs * weight.to(dtype)).sum(-1)
         y = y if bias is None else y + bias.to(dtype)
         y = (functional.silu(y) if activation else y).view(x.shape)
-        y = y if residual is None else y + residual.view(x.shape)
+        y = y + residual.view(x.shape)
     return y.to(x.dtype), cache
 
 
