@@ -1,11 +1,17 @@
 """Autocast: the dtype it casts to, and contexts that keep it off."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from lintra.ops.checks import sum_dtype
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def in_autocast(x: Tensor) -> bool:
@@ -21,6 +27,18 @@ def follow_autocast(*tensors: Tensor) -> list[Tensor]:
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     narrowed = (torch.float16, torch.bfloat16, torch.float32)
     return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in narrowed else x for x in tensors]
+
+
+def without_autocast(op: Callable[P, R]) -> Callable[P, R]:
+    """Let an op compute in the dtype of its tensors where autocast is on, whatever implements it."""
+
+    @wraps(op)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        tensor = next((x for x in (*args, *options.values()) if isinstance(x, Tensor)), None)
+        with nullcontext() if tensor is None else no_autocast(tensor):
+            return op(*args, **options)
+
+    return call
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:

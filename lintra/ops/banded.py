@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import checks
-from lintra.ops.autocast import no_autocast
+from lintra.ops.autocast import no_autocast, without_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.operator import differentiable
 from lintra.ops.padding import connected_zeros, real_tokens
@@ -33,6 +33,7 @@ SMALLEST, LARGEST = 16, 64
 CACHED, BUSY = 2**18, 2**26
 
 
+@without_autocast
 def banded_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -50,13 +51,13 @@ def banded_attention(
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
     `after` count keys; `dilation` is one number or one for each head. The queries are the last t of s places.
     -> o [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has
-    no unit (default d**-0.5); dropout drops weights, and then, as inside torch.func and for second
-    derivatives, all scores are kept for the backward pass, O(t (before + after)). Raises ValueError for
-    negative sizes and more queries than keys.
+    no unit (default d**-0.5). Hidden places of k and v must be finite. dropout drops weights, and then, as
+    inside torch.func and for second derivatives, all scores are kept for the backward pass, O(t (before +
+    after)). Raises ValueError for negative sizes and more queries than keys.
     """
-    b, t, h = q.shape[:3]
     dilations = dilation if isinstance(dilation, tuple) else (dilation,)
     _validate(q, k, v, visible, before, after, dilations)
+    b, t, h = q.shape[:3]
     if len(set(dilations)) > 1:
         options = {"visible": visible, "scale": scale, "dropout": dropout}
         return _each(dilations, q, k, v, before=before, after=after, **options)

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import checks
+from lintra.ops.autocast import without_autocast
 from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
 from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
 
+@without_autocast
 def block_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -37,8 +39,8 @@ def block_attention(
     Block j has the places j c .. (j + 1) c - 1, c = `block`. An entry that is not `listed` is ignored
     but must name a block; a block listed twice counts twice. `own` makes it causal: one more block, of
     which the query at offset i sees the keys at offsets up to i. `scale` multiplies q . k and has no unit
-    (default d**-0.5); dropout drops weights. Memory O(t l c), in C++ O(t + s). Raises ValueError
-    unless t and s are multiples of c.
+    (default d**-0.5); dropout drops weights. Hidden places of k and v must be finite. Memory O(t l c), in
+    C++ O(t + s). Raises ValueError unless t and s are multiples of c.
     """
     _validate(q, k, v, blocks, listed, block, own, visible)
     where: dict[str, Any] = {

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lintra.native.softmax import MOST_ROUNDS, RULES
 from lintra.ops import checks
-from lintra.ops.autocast import no_autocast
+from lintra.ops.autocast import no_autocast, without_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import connected_zeros, real_tokens, take, take_by_head
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
@@ -220,6 +220,7 @@ def lsh_attention_reference(
     return torch.einsum("bhts,bshe->bthe", weights, v)
 
 
+@without_autocast
 def lsh_attention(
     u: Float[Tensor, "b t h d"],
     v: Float[Tensor, "b t h e"],
@@ -246,6 +247,10 @@ def lsh_attention(
     checks.same_device_and_dtype("v", v, "u", u)
     if mask is not None:
         checks.mask(mask, "b t", sizes, u.device)
+    if bucket.is_floating_point() or bucket.is_complex():
+        raise TypeError(f"bucket must be integers, got {bucket.dtype}")
+    if allowed is not None:
+        checks.shape("allowed", allowed, "t t", sizes)
     time, chunk = u.shape[1], pattern.chunk
     if u.numel() == 0 or v.numel() == 0:
         return connected_zeros(v.shape, u, v)

@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import checks
+from lintra.ops.autocast import without_autocast
 from lintra.ops.banded import windows
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
 
+@without_autocast
 def segment_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],
@@ -33,8 +35,8 @@ def segment_attention(
 
     Segments are of `segment` tokens from the start of the sequence, the last one perhaps shorter. -> o
     [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has no
-    unit (default d**-0.5); dropout drops weights. Memory O(t (segment + 2 side)), in C++ O(t). Raises
-    ValueError for a segment below 1 or a negative side.
+    unit (default d**-0.5); dropout drops weights. Hidden places of k and v must be finite. Memory O(t
+    (segment + 2 side)), in C++ O(t). Raises ValueError for a segment below 1 or a negative side.
     """
     _validate(q, k, v, visible, segment, side)
     if runs_natively(q, k, v, dropout):

@@ -290,11 +290,14 @@ def test_compiled_whole():
         torch._dynamo.reset()
 
 
-def test_autocast_keeps_the_digits():
-    for _, function, inputs, options in cases(4, 2, 5, 3, torch.float32):
-        with torch.autocast("cpu", torch.bfloat16):
-            o = function(*inputs, **options)[0]
-        assert_close(o, function(*inputs, **options)[0], rtol=0, atol=0)
+@pytest.mark.parametrize("kernels", ["off", None])
+def test_autocast_keeps_the_digits(kernels):
+    """In C++, and in PyTorch, whose products of matrices would otherwise be rounded."""
+    with native.use(kernels or native.instruction_set()):
+        for _, function, inputs, options in cases(4, 2, 5, 3, torch.float32):
+            with torch.autocast("cpu", torch.bfloat16):
+                o = function(*inputs, **options)[0]
+            assert_close(o, function(*inputs, **options)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("function", [band, segments, listed, hashed])
