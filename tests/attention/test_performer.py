@@ -161,6 +161,20 @@ def test_long_vectors_without_a_row_in_common_give_zero(dtype):
     assert all(x.isfinite().all() for x in [y, *gradients(y, inputs)])
 
 
+def test_denominators_far_below_1_keep_their_digits():
+    """Queries and keys of six standard deviations, of 64 numbers: outputs and gradients without eps."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 128, 1, 64, generator=generator).double() for _ in range(3))
+    found = []
+    for dtype, config in ((torch.float64, performer.Config(eps=0.0)), (torch.float32, performer.Config())):
+        attention = config.build(heads=1, dim=64, causal=True).to(dtype)
+        inputs = [x.to(dtype).requires_grad_() for x in (6 * q, 6 * k, v)]
+        y = attention(*inputs)
+        found.append([x.double() for x in (y, *gradients(y, inputs))])
+    for exact, x in zip(*found, strict=True):
+        assert (x - exact).norm() < 1e-4 * exact.norm()
+
+
 def test_edges():
     """Length 1, one valid key, equal keys and zero rows: the mean of the values that are seen."""
     q, k, v = drawn()
