@@ -48,7 +48,7 @@ class ScoredAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, causal: bool = False, **options: Any
     ) -> Tensor:
         """Return softmax attention [b t h e] to the keys that are `visible` [b t s] or [b 1 s]; 0 where there
-        are none. `options` stand for those of `weighing`."""
+        are none. `options` override those of `weighing`."""
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         visible = None if visible is None else visible[:, None]
         options = self.weighing() | options

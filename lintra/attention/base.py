@@ -155,11 +155,11 @@ class Attention(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
 
-    def _register_sampled(self, **sampled: Tensor | None) -> None:
+    def _register_buffers(self, **buffers: Tensor | None) -> None:
         """Register buffers on PyTorch's default device and, unless they are integers, in its default dtype.
         They are made on the CPU, where a seed gives the same ones for every device."""
         default = torch.empty(0)
-        for name, x in sampled.items():
+        for name, x in buffers.items():
             like = default if x is not None and x.is_floating_point() else default.device
             self.register_buffer(name, None if x is None else x.to(like))
 

@@ -28,7 +28,7 @@ from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
 from lintra.config import fields
-from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
+from lintra.ops.blocks import block_attention, pad_time, random_ranks, take_blocks
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens, take, take_by_head
 from lintra.ops.softmax_attention import softmax_attention
@@ -94,7 +94,7 @@ class BigBirdAttention(ScoredAttention):
         self.full = config.left_blocks + self.right + self.side + 1 + config.random_blocks
         if config.random_limit is not None:
             self.full = 1
-        self._register_sampled(seeds=self._draw(torch.Generator("cpu").manual_seed(config.seed)))
+        self._register_buffers(seeds=self._draw(torch.Generator("cpu").manual_seed(config.seed)))
 
     def redraw(self, generator: torch.Generator) -> None:
         self.seeds.copy_(self._draw(generator))
@@ -181,8 +181,8 @@ class BigBirdAttention(ScoredAttention):
         number = row.new_full((1, 1), n) if real is None else -(-real.sum(1, keepdim=True) // c)
         if real is None and t % c:
             real = real_tokens(None, q)
-        q, k, v = (whole(x, n * c) for x in (q, k, v))
-        real = None if real is None else whole(real, n * c)
+        q, k, v = (pad_time(x, n * c) for x in (q, k, v))
+        real = None if real is None else pad_time(real, n * c)
         y = self._listed(q, k, v, *self.lists(row.expand(number.shape[0], -1), number), visible=real)
         if not self.config.left_blocks + self.right:
             return y[:, :t]
@@ -202,7 +202,7 @@ class BigBirdAttention(ScoredAttention):
         blocks, listed = self.lists(row, row)
         # Rows that are padding only may be later than all keys.
         blocks, own = blocks.clamp(max=m - 1), row.clamp(max=m - 1)
-        q, k, v = whole(q, n * c), whole(k, m * c), whole(v, m * c)
+        q, k, v = pad_time(q, n * c), pad_time(k, m * c), pad_time(v, m * c)
         return self._listed(q, k, v, blocks, listed, own=own)[:, :t]
 
     def _after(self, q: Tensor, after: BigBirdState, state: BigBirdState, here: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, clusters=1, bits=1, iterations=0, topk=1, redraw_every=1)
+        fields.together(self, "topk", improved=True)
         fields.finite(self, "scale")
         fields.probability(self, "dropout")
 
@@ -97,7 +98,7 @@ class ClusteredAttention(ScoredAttention):
         super().__init__(config, causal=causal, **shape)
         generator = torch.Generator(device="cpu").manual_seed(config.seed)
         planes, draws, bias = self._draw(generator)
-        self._register_sampled(planes=planes, draws=draws, bias=bias if config.hash_bias else None)
+        self._register_buffers(planes=planes, draws=draws, bias=bias if config.hash_bias else None)
 
     def redraw(self, generator: torch.Generator) -> None:
         for buffer, sampled in zip((self.planes, self.draws, self.bias), self._draw(generator), strict=True):

@@ -31,7 +31,6 @@ from lintra.config import fields
 from lintra.ops import lsh
 from lintra.ops.layout import Layout
 
-MOST_ROUNDS = 255  # the rounds that see a key are counted in 8 bits
 LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
 
 
@@ -59,8 +58,6 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, rounds=1, chunk=1, look_back=0, look_ahead=0, redraw_every=1)
-        if self.rounds > MOST_ROUNDS:
-            raise ValueError(f"rounds must be at most {MOST_ROUNDS}, got {self.rounds}")
         if self.buckets is not None and not (2 <= self.buckets <= 2**14 and self.buckets.bit_count() == 1):
             raise ValueError(f"buckets must be a power of two from 2 to {2**14}, got {self.buckets}")
         fields.finite(self, "scale")
@@ -117,7 +114,7 @@ class LshAttention(ScoredAttention):
         sizes = [lsh.columns(level) for level in self.levels]
         self.shape = (self.heads, config.rounds, max(map(len, sizes)), self.dim, max(map(max, sizes)))
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self._register_sampled(rotations=sampled)
+        self._register_buffers(rotations=sampled)
 
     def redraw(self, generator: torch.Generator) -> None:
         """New hashes, between sequences: the keys in a state keep the buckets they were put into."""

@@ -43,6 +43,7 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, landmarks=1, iterations=1)
+        fields.together(self, "iterations", "inverse_start", inverse="iterative")
         if self.conv is not None and (self.conv < 1 or self.conv % 2 == 0):
             raise ValueError(f"conv must be odd and at least 1 token, got {self.conv}")
         fields.finite(self, "scale")

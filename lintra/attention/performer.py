@@ -74,12 +74,7 @@ class Config:
         fields.check(self)
         fields.at_least(self, features=1, redraw_every=1, chunk=1)
         fields.not_negative(self, "kernel_eps", "eps")
-        for name in ("activation", "kernel_eps", "kernel_eps_scaled"):
-            if self.kernel != "generalized" and getattr(self, name) != getattr(Config, name):
-                raise ValueError(
-                    f"{name} needs kernel='generalized', got {getattr(self, name)!r} with "
-                    f"kernel={self.kernel!r}"
-                )
+        fields.together(self, "activation", "kernel_eps", "kernel_eps_scaled", kernel="generalized")
 
     def build(self, **shape) -> "Performer":
         return Performer(self, **shape)
@@ -120,7 +115,7 @@ class Performer(KernelAttention):
         self.rows = max(1, int(self.dim * math.log(self.dim))) if rows is None else rows
         self.features = 2 * self.rows if config.kernel == "hyperbolic" else self.rows
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self._register_sampled(weight=sampled)
+        self._register_buffers(weight=sampled)
 
     def redraw(self, generator: torch.Generator) -> None:
         self.weight.copy_(self._draw(generator))

@@ -85,7 +85,7 @@ class Retention(Attention):
             raise ValueError("centre_heads needs a value_dim of at least 2, got 1: less its mean it is 0")
         self.rates = self.out_heads if config.decay_per == "head" else self.value_heads
         self.log_decay: Tensor
-        self._register_sampled(log_decay=_log_decay(config, self.rates))
+        self._register_buffers(log_decay=_log_decay(config, self.rates))
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Retention":
         """Apply `fn`, with the rates computed again in a new dtype, not rounded from the old ones."""

@@ -53,7 +53,7 @@ class Config:
     features: int = 64  # rows w of the projection of a head; trig makes two features of each
     kernel: Literal["trig", "arccos"] = "trig"  # trig: weights of both signs; arccos: not negative
     gate: bool = False  # forget the past by a gate of the layer's input; causal only
-    gate_bias: float = 0.0  # added to the gate's input, learned from here; 0: half is forgotten, 3: 5 %
+    gate_bias: float = 0.0  # the gate's bias before training; 0: half is forgotten, 3: 5 %
     tau: float = 1.0  # temperature: projections are divided by it; no unit
     learn_sigma: bool = True  # learn a scale for every entry of w; else 1
     orthogonal: bool = False  # directions of rows orthogonal in blocks of d; else independent
@@ -69,8 +69,8 @@ class Config:
         fields.at_least(self, features=1, redraw_every=1, chunk=1)
         fields.finite(self, "gate_bias")
         fields.positive(self, "tau", "den_eps")
-        if self.gate_bias and not self.gate:
-            raise ValueError(f"gate_bias needs gate=True, got {self.gate_bias} with gate=False")
+        fields.together(self, "gate_bias", gate=True)
+        fields.together(self, "den_eps", kernel="trig")
 
     def build(self, **shape) -> "RandomFeatureAttention":
         return RandomFeatureAttention(self, **shape)
@@ -109,7 +109,7 @@ class RandomFeatureAttention(KernelAttention):
         self.features = 2 * config.features if config.kernel == "trig" else config.features
         self.den_eps = (2 * config.features) ** -0.5 if config.den_eps is None else config.den_eps
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self._register_sampled(rows=sampled)
+        self._register_buffers(rows=sampled)
         self.sigma = nn.Parameter(torch.ones(self.kv_heads, self.dim)) if config.learn_sigma else None
         self.gate_bias = (
             nn.Parameter(torch.full((self.kv_heads,), float(config.gate_bias))) if config.gate else None

@@ -83,6 +83,19 @@ def probability(config: Any, *names: str) -> None:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
 
 
+def together(config: Any, *names: str, **needed: Any) -> None:
+    """Raise ValueError where one of the fields `names` differs from its default, although the field in
+    `needed` has another value than it says there: it would be ignored."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for other, value in needed.items():
+        for name in names:
+            if getattr(config, other) != value and getattr(config, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} needs {other}={value!r}, got {getattr(config, name)!r} with "
+                    f"{other}={getattr(config, other)!r}"
+                )
+
+
 def fits(hint: Any, value: Any) -> bool:
     """Return whether a value is of an annotated type: classes, unions and literals. An int passes for a
     float."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from lintra import native
 
-# In the enumeration of abi.h. All keys are those of one segment, and of the places after it.
+# In the enumeration of abi.h. "all" is one segment, and every key after it.
 KINDS = {"band": 0, "segments": 1, "blocks": 2, "all": 1, "sorted": 3}
 RULES = {"causal": 1, "see_self": 2, "across_buckets": 4, "wrap": 8, "exact_union": 16}
-MOST_ROUNDS = 16  # SeenSorted::kMost of softmax.h
+KERNEL_ROUNDS = 16  # SeenSorted::kMost of softmax.h
 
 _UNSORTED = (0, 0, None, None, None)
 

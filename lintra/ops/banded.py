@@ -149,7 +149,7 @@ class _Banded(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
         dtype = sum_dtype(v.dtype)
-        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+        keys, values, seen = (_unfolded(x, band, step) for x in (k, v, real))
         o = q.new_empty(*q.shape[:3], v.shape[2], dtype=dtype)
         logsumexp = q.new_empty(q.shape[:3], dtype=dtype)
         for part in _parts(q, band):
@@ -172,7 +172,7 @@ class _Banded(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
             again = partial(_at_once, real=real, band=band, step=step, scale=1.0)
             return *differentiable(again, (q, k, v), (do, dlogsumexp)), None, None, None
-        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+        keys, values, seen = (_unfolded(x, band, step) for x in (k, v, real))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
         less = ((do * o).sum(-1) - dlogsumexp)[..., None]
         logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)[..., None]
@@ -243,7 +243,7 @@ def _scores(q: Tensor, keys: Tensor, seen: Tensor, band: Tensor) -> Tensor:
     return scores.masked_fill_(~(band & seen[:, :, None]), -math.inf)
 
 
-def _windows(x: Tensor, band: Tensor, step: int) -> Tensor:
+def _unfolded(x: Tensor, band: Tensor, step: int) -> Tensor:
     """The places [m n ... j] of x [m s ...] that each block sees: a view."""
     return x.unfold(1, band.shape[1], step)
 

@@ -116,8 +116,8 @@ def take_blocks(x: Tensor, which: Int[Tensor, "b n"], block: int) -> Tensor:
     return found.unflatten(0, which.shape).flatten(1, 2)
 
 
-def whole(x: Tensor, time: int) -> Tensor:
-    """x [b t ...] with zeros up to that time."""
+def pad_time(x: Tensor, time: int) -> Tensor:
+    """Return x [b t ...] with zeros up to that time."""
     return functional.pad(x, (0, 0) * (x.dim() - 2) + (0, time - x.shape[1]))
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.native.softmax import MOST_ROUNDS, RULES
+from lintra.native.softmax import KERNEL_ROUNDS, RULES
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast, without_autocast
 from lintra.ops.checks import sum_dtype
@@ -256,7 +256,7 @@ def lsh_attention(
         return connected_zeros(v.shape, u, v)
     order = Order.of(bucket, mask, chunk)
     keys = unit(u)
-    few = allowed is None and bucket.shape[3] <= MOST_ROUNDS
+    few = allowed is None and bucket.shape[3] <= KERNEL_ROUNDS
     if few and runs_natively(u, keys, v, dropout):
         real = None if mask is None else order.real[:, :time]
         rule = (pattern.rule(exact_union), chunk, pattern.look_back, pattern.look_ahead, scale)

@@ -198,7 +198,7 @@ def _exclusive(
 
 
 class _Scan(torch.autograd.Function):
-    """The exclusive scan; backward, the one from the other side, of gradients."""
+    """Exclusive scan over ranks; its backward is the scan of the gradients from the last rank."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, sizes: Any, anchor: Tensor, added: Tensor, transition: Any) -> Tensor:

@@ -231,7 +231,7 @@ class SequenceShard:
 
 
 class _Tied(torch.autograd.Function):
-    """y as it is; backward, a message is waited for too, whose value y does not depend on."""
+    """Identity on y that keeps a receive in the graph, so that its backward runs on every rank."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, received: Tensor) -> Tensor:

@@ -109,11 +109,11 @@ def fused_attention(
 
 
 class _TwiceDifferentiable(torch.autograd.Function):
-    """y as it is, attention of q, k, v by a kernel whose gradient has no gradient.
+    """Identity on y, attention of q, k, v by a kernel whose gradient has no gradient.
 
-    A backward pass continues with that kernel's. With create_graph=True it goes to q, k and v by way of all
-    scores instead, which PyTorch differentiates any number of times. `options` are those of the kernel but
-    for tensors."""
+    A backward pass continues with that kernel's gradient. With create_graph=True it computes attention again
+    from all scores instead, which PyTorch differentiates any number of times. `options` are those of the
+    kernel, its tensors left out."""
 
     @staticmethod
     def forward(

@@ -21,6 +21,10 @@ VARIANTS = [
 ]
 
 
+def config(improved: bool, clusters: int, topk: int) -> clustered.Config:
+    return clustered.Config(clusters=clusters, improved=improved, **({"topk": topk} if improved else {}))
+
+
 def build(config: clustered.Config, **shape) -> tuple[Case, Attention]:
     case = Case("clustered", config, False, **shape)
     return case, case.build()
@@ -99,7 +103,7 @@ def test_all_keys_looked_at_again_is_softmax(clusters, topk):
 
 @pytest.mark.parametrize("improved", [False, True])
 def test_a_cluster_for_every_query_is_softmax(improved):
-    case, attention = build(clustered.Config(clusters=TIME, improved=improved, topk=3))
+    case, attention = build(config(improved, clusters=TIME, topk=3))
     inputs = case.draw()
     y, expected = attention(*inputs), softmax(*inputs)
     assert_close(y, expected, **EXACT)
@@ -109,7 +113,7 @@ def test_a_cluster_for_every_query_is_softmax(improved):
 @pytest.mark.parametrize("improved", [False, True])
 def test_equal_queries_are_exact(improved):
     """The output of a cluster of equal queries is exact for each of them."""
-    case, attention = build(clustered.Config(clusters=3, improved=improved, topk=2))
+    case, attention = build(config(improved, clusters=3, topk=2))
     q, k, v = case.draw()
     q = q[:, torch.arange(TIME) % 2]
     assert_close(attention(q, k, v), softmax(q, k, v), **EXACT)
@@ -119,9 +123,7 @@ def test_improved_is_never_further_from_softmax():
     """By the sum of absolute differences in each row of weights; with v = I the output is the weights."""
     rows = []
     for improved in (False, True):
-        case, attention = build(
-            clustered.Config(clusters=3, improved=improved, topk=4), kv_heads=4, value_dim=TIME
-        )
+        case, attention = build(config(improved, clusters=3, topk=4), kv_heads=4, value_dim=TIME)
         q, k, _ = (3 * x.detach() for x in case.draw())
         identity = torch.eye(TIME, dtype=q.dtype)[None, :, None].expand(BATCH, TIME, 4, TIME)
         rows.append(attention(q, k, identity))
@@ -303,6 +305,8 @@ def test_gradcheck():
 def test_config_refuses(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         clustered.Config(**{field: value})
+    with pytest.raises(ValueError, match="topk needs improved=True, got 5 with improved=False"):
+        clustered.Config(improved=False, topk=5)
 
 
 def test_a_memory_of_another_kind_is_refused():

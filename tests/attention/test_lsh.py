@@ -315,7 +315,6 @@ def test_dropout_acts_in_training_only():
     ("field", "value"),
     [
         ("rounds", 0),
-        ("rounds", 256),
         ("chunk", 0),
         ("look_back", -1),
         ("look_ahead", -1),

@@ -185,7 +185,8 @@ def test_hard_inputs(config):
 def test_equal_tokens_get_the_mean(inverse):
     """A, B and F are constant: A has rank one, and its pseudo-inverse is itself."""
     q, k, v = draw()
-    y = build(Config(landmarks=4, inverse=inverse, iterations=8))(q * 0, k * 0, v)
+    more = {"iterations": 8} if inverse == "iterative" else {}
+    y = build(Config(landmarks=4, inverse=inverse, **more))(q * 0, k * 0, v)
     expected = v.mean(1, keepdim=True).repeat_interleave(2, 2).expand_as(y)
     assert_close(y, expected, **EXACT)
 
@@ -232,6 +233,13 @@ def test_causal_is_refused():
 def test_config_refuses(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         Config(**{field: value})
+
+
+@pytest.mark.parametrize("ignored", [{"iterations": 8}, {"inverse_start": "sample"}])
+def test_the_exact_inverse_has_no_iterations(ignored):
+    (name,) = ignored
+    with pytest.raises(ValueError, match=f"{name} needs inverse='iterative', got .* with inverse='exact'"):
+        Config(inverse="exact", **ignored)
 
 
 def test_the_inverse_has_a_name_that_is_checked():
