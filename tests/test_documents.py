@@ -208,6 +208,11 @@ CPU = BENCH / "attention-intel-xeon.json"
 ALL = BENCH / "mechanisms-intel-xeon.json"
 
 
+def rounded(x: float) -> str:
+    """A number to three digits, without an exponent where it is large."""
+    return f"{float(f'{x:.3g}'):,.0f}" if x >= 1_000 else f"{x:.3g}"
+
+
 def figures(*reports: dict) -> str:
     """The rows of a benchmark as the documents show them; several machines have a column each."""
     machines = [re.sub(r"\(R\)| Processor", "", report["machine"]["cpu"]) for report in reports]
@@ -216,7 +221,7 @@ def figures(*reports: dict) -> str:
     of_machines = [{row["what"]: row for row in report["rows"]} for report in reports]
     for what in dict.fromkeys(what for rows in reversed(of_machines) for what in rows):
         found = [rows.get(what) for rows in of_machines]
-        cells = ["" if x is None else f"{x['figure']:.3g} {x['unit']}" for x in found]
+        cells = ["" if x is None else f"{rounded(x['figure'])} {x['unit']}" for x in found]
         cells.append(next((x["target"] for x in found if x and x["target"]), ""))
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -251,7 +256,7 @@ def by_machine() -> str:
                 times = [report["timings_in_seconds"][x]["median"] for x in (f"softmax, {both}", both)]
                 rates = [100 * rows[f"{x}: rate"] / rows["matmul"] for x in ("forward", both)]
                 cells = [rows["matmul"], *rates, times[0] / times[1]]
-            figures = " | ".join(f"{x:.3g}" for x in cells)
+            figures = " | ".join(map(rounded, cells))
             lines.append(f"| [{file.stem}](../benchmarks/results/{file.name}) | {figures} |")
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # The number of commits to the measured files after which the page must state the age of a measurement.
 AGE = 20
-OLDER = "older than the code"
+OLDER = "older than the current code"
 WITHOUT = "before reports named their commit"
 # The current place of code whose path a report names but that has since moved.
 MOVED = {
@@ -102,7 +102,8 @@ def missed() -> str:
     for file in sorted({file for _, file in shown()}):
         for row in json.loads(file.read_text()).get("rows", []):
             if row.get("met") is False:
-                figure = f"{row['figure']:.4g} {row['unit']}".strip()
+                x = row["figure"]
+                figure = f"{f'{x:,.0f}' if x >= 1_000 else f'{x:.4g}'} {row['unit']}".strip()
                 lines.append(f"| `{file.relative_to(ROOT)}` | {row['what']} | {figure} | {row['target']} |")
     return "\n".join(lines)
 

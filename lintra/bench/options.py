@@ -10,8 +10,8 @@ from lintra.io.files import refuse_folder
 class Options:
     """Options of a benchmark. One with further options derives from this; they name fields of its `Sizes`."""
 
-    out: Path | None = None  # the JSON file; default benchmarks/results/WHAT-CPU.json, with --quick none
-    quick: bool = False  # tiny sizes: shows that it works, measures nothing
+    out: Path | None = None  # JSON file to write; else benchmarks/results/NAME-CPU.json
+    quick: bool = False  # tiny sizes, to see that it works: measures nothing
 
     def __post_init__(self):
         refuse_folder("out", self.out)

@@ -38,14 +38,14 @@ COMMANDS = {
         "transcribe speech from files, a pipe or live (--stream)",
     ),
     "evaluate": ("evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
-    "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),
-    "web": ("web", "web_command", "a page in which a model draws and completes your own drawing"),
+    "export": ("export", "export_command", "write a trained model for the C runtime, ONNX or safetensors"),
+    "web": ("web", "web_command", "a page that completes your drawing, or transcribes your speech"),
     "bench": ("bench", "bench", "measure speed and memory, and save the figures"),
     "completion": ("completion", "completion", "what the Tab key completes, for bash or zsh"),
 }
 
 _HELP = (
-    f"""{lintra.__doc__}
+    f"""{str(lintra.__doc__).splitlines()[0]}
 
 usage: lintra COMMAND [--flag value ...]
 

@@ -65,9 +65,11 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     from rich.progress import Progress
 
     form: type[Options] = getattr(module, "Options", Options)
-    output = ("output", Quiet, dataclasses.field(default_factory=Quiet))
-    flags = dataclasses.make_dataclass("Flags", [output], bases=(form,), frozen=True, kw_only=True)
-    options: Any = parse(flags, args, prog=prog, description=str(module.__doc__))
+    parts = [("bench", form), ("output", Quiet)]
+    fields = [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in parts]
+    flags: Any = dataclasses.make_dataclass("Flags", fields, frozen=True)
+    given = parse(flags, args, prog=prog, description=str(module.__doc__))
+    options: Any = given.bench
     own = {field.name for field in dataclasses.fields(form)} - {x.name for x in dataclasses.fields(Options)}
     sizes = dataclasses.replace(
         module.QUICK if options.quick else module.Sizes(), **{each: getattr(options, each) for each in own}
@@ -75,7 +77,7 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
     path = options.out or (None if options.quick else reports.default_path(name, device))
     refuse_unwritable(path)
-    hidden = options.output.quiet or not sys.stdout.isatty()
+    hidden = given.output.quiet or not sys.stdout.isatty()
     with Progress(disable=hidden, transient=True) as progress:
         turns = progress.add_task("measuring", total=sizes.turns if hasattr(sizes, "turns") else sizes.rounds)
         rows, timings = module.run(sizes, lambda done: progress.update(turns, completed=done))

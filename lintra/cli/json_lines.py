@@ -1,4 +1,4 @@
-"""Results as JSON, an object a line."""
+"""Results as JSON, one object per line."""
 
 import json
 import sys

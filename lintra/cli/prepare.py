@@ -79,7 +79,7 @@ class CheckOptions:
 
 def prepare_command(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        print("Make what training needs: lintra prepare NAME [--flag value ...]\n")
+        print("Prepare data for training: lintra prepare NAME [--flag value ...]\n")
         print("  tokenizer   a tokenizer.json of a text, for lintra train text --tokenizer")
         print("  text        shards of texts of any size, for lintra train text --data")
         print("  check       whether shards are as they were written")

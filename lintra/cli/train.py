@@ -31,7 +31,7 @@ class Model:
 
     dir: Path | None = None  # the run's folder; else runs/TASK
     config: Path | None = None  # settings instead of the task's: run.json, YAML
-    attention: str = "linear"  # of `lintra list`; A,A,B: layer by layer
+    attention: str = "linear"  # of `lintra list`; A,A,B: one per layer
     attention_options: tuple[str, ...] = ()  # FIELD=VALUE ... or A.FIELD=VALUE ...
     paper_block: bool = False  # norms, MLP and positions of its paper
     layers: int | None = None  # blocks; else the task's own, like the next four

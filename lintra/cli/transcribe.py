@@ -36,8 +36,8 @@ class Options:
 
     files: Files = ()  # audio files; -: standard input, WAV or raw samples
     model: Path = Path("spoken-digits")  # folder of a run or checkpoint, or a bundled model
-    json: bool = False  # an object a line: text, words and their times
-    ctm: bool = False  # a line a word: name of the file, channel, start, duration, word
+    json: bool = False  # one object per line: text, words and their times
+    ctm: bool = False  # one line per word: name of the file, channel, start, duration, word
     srt: bool = False  # subtitles
     stream: bool = False  # read piece by piece, write while listening
     live: bool = False  # listen to a microphone, until Ctrl-C

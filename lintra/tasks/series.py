@@ -1,6 +1,6 @@
 """Forecast numeric series: the distribution of what comes next, row by row.
 
-A CSV file (.csv) or JSON lines (.jsonl) has a series a column, or, with a column of ids, one for each id.
+A CSV file (.csv) or JSON lines (.jsonl) has one series per column or, with a column of ids, one for each id.
 Rows are in the order of time, equally far apart, without gaps; a column of times, if it is named, is checked
 for that. Without --data the series are made up: a season of 24 rows, a trend, noise.
 

@@ -109,10 +109,10 @@ class Config(TaskConfig):
     bins: int | None = None  # mel filters; None: 40
     shift_ms: float | None = None  # between frames that are given; None: 10
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
-    subsample: int | None = None  # frames made one; None: 4, of preset paper 1
+    subsample: int | None = None  # frames merged into one; None: 4, preset paper 1
     batch_frames: int | None = None  # in a step, with padding; None: the preset's
     unmasked: bool = False  # without SpecAugment, like preset paper
-    speeds: tuple[float, ...] = (1.0,)  # train on each utterance at all of these
+    speeds: tuple[float, ...] = (1.0,)  # play each utterance at each of these
 
     def __post_init__(self):
         fields.check(self)

@@ -46,10 +46,10 @@ class Config(TaskConfig):
     data: str | None = None  # a text file (.gz, .xz), a folder of them, or of shards
     test: str | None = None  # a text to test on; else the held-out part
     tokenizer: str | None = None  # a tokenizer.json; else that of shards
-    vocabulary: int | None = None  # of shards without a tokenizer; None: theirs
+    vocabulary: int | None = None  # number of tokens, for shards without a tokenizer
     length: int = 256  # bytes of a sequence, or tokens
     batch_tokens: int | None = None  # in a step, instead of --batch; a multiple of length
-    data_seed: int = 0  # other pieces of a text (of shards: --seed)
+    data_seed: int = 0  # of the pieces of a text (of shards: --seed)
 
     def __post_init__(self):
         fields.check(self)

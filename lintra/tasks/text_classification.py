@@ -48,7 +48,7 @@ class Config(TaskConfig):
     text_column: str | None = None  # None: text
     tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes
     length: int = 1_024  # longest text read, in bytes or tokens
-    classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
+    classes: tuple[str, ...] = ()  # their names, in order; none: those in --data
 
     def __post_init__(self):
         fields.check(self)

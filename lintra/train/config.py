@@ -34,8 +34,8 @@ class Config:
     drop_at: int = 3_000  # the step of schedule "step"
     patience: int = 3  # validations until "plateau" halves lr
     warmup: int = 0  # steps in which lr grows linearly from 0
-    clip: float | None = 1.0  # longest gradient; None: as it is
-    ema: float | None = None  # the model is a running mean with this decay
+    clip: float | None = 1.0  # largest norm of the gradient; None: any
+    ema: float | None = None  # decay of a running mean of the weights
     precision: Precision = "auto"  # bf16 autocast; auto: where it is faster
     save_every: int = 500  # steps from checkpoint to checkpoint
     validate_every: int = 500  # steps from validation to validation

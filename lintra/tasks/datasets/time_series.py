@@ -1,4 +1,4 @@
-"""Numeric series from CSV files and JSON lines: a series a column, or one for each id of a long table."""
+"""Numeric series from CSV files and JSON lines: one series per column, or one for each id of a long table."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
