@@ -250,7 +250,7 @@ class LongformerAttention(ScoredAttention):
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
         else:
-            chosen = global_mask if left is None else left.gather(global_mask)  # padding wins
+            chosen = global_mask if left is None else left.gather(global_mask)
             chosen, n = self._limited(chosen, state.columns.seen.sum(1))
         at = put_last(~chosen)[:, :n]
         return _Inputs(local, wide, real, chosen, at, chosen.gather(1, at)), left

@@ -80,13 +80,7 @@ class SoftmaxAttention(ScoredAttention):
             return self._forward_shard(q, k, v, layout)
         if not self.causal:
             return self.attend_all(q, k, v, layout.mask)
-        if layout.mask is None:
-            window = self.config.window
-            # `torch.jit.trace` would apply what it records for a short input to long ones.
-            if window is None or (window >= layout.time and not torch.jit.is_tracing()):  # pyright: ignore (not exported)
-                return self.attend(q, k, v, None, causal=True)
-            return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
-        return super()._forward(q, k, v, layout)
+        return self._attend_from_start(q, k, v, layout)
 
     def _forward_shard(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """y [b t h e] of a rank's shard of longer sequences: after the window before it, or in a ring."""
@@ -114,11 +108,8 @@ class SoftmaxAttention(ScoredAttention):
         here = layout.after(_seen(state)).positions()
         after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
-        if state.k.shape[1] == 0 and (window is None or window >= q.shape[1]):
-            left = layout.left_align()  # padding after the real tokens is later than all of them
-            q, k, v = (q, k, v) if left is None else (left.gather(x) for x in (q, k, v))
-            y = self.attend(q, k, v, None, causal=True)
-            y = y if left is None else left.restore(y)
+        if state.k.shape[1] == 0:
+            y = self._attend_from_start(q, k, v, layout)
         elif window is not None and q.shape[1] > 1:
             y = self._band(q, k, v, state, layout)
         else:
@@ -145,6 +136,18 @@ class SoftmaxAttention(ScoredAttention):
         visible = (distance >= 0) & (key >= 0)[:, None]
         return visible if self.config.window is None else visible & (distance < self.config.window)
 
+    def _attend_from_start(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """y [b t h e] of tokens that nothing precedes."""
+        window, left = self.config.window, layout.left_align()
+        if left is not None:  # padding after the real tokens is later than all of them
+            q, k, v = (left.gather(x) for x in (q, k, v))
+        # `torch.jit.trace` would apply what it records for a short input to long ones.
+        if window is None or (window >= layout.time and not torch.jit.is_tracing()):  # pyright: ignore (not exported)
+            y = self.attend(q, k, v, None, causal=True)
+        else:
+            y = banded_attention(q, k, v, before=window - 1, after=0, **self.weighing()).o.to(v.dtype)
+        return y if left is None else left.restore(y)
+
     def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, layout: Layout) -> Tensor:
         """y [b t h e] of tokens after `state`, each from the window before it."""
         left = layout.left_align()
@@ -153,8 +156,7 @@ class SoftmaxAttention(ScoredAttention):
         # A cache has its padding in front, aligned tokens have theirs at the end, where no real one looks.
         new = SoftmaxState(k, v, state.position.new_zeros(k.shape[:2]))
         k, v, position = append(state, new)
-        visible = None if left is None and not state.k.shape[1] else position >= 0
-        band = {"before": self.config.window - 1, "after": 0, "visible": visible}
+        band = {"before": self.config.window - 1, "after": 0, "visible": position >= 0}
         o = banded_attention(q, k, v, **band, **self.weighing()).o.to(v.dtype)
         return o if left is None else left.restore(o)
 

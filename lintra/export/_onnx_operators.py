@@ -165,7 +165,7 @@ class _Lowering:
         left = layout.left_align()
         if left is None:
             return self._convolve(x, weight, bias, state, silu)
-        x = left.gather(x)
+        x = left.gather(layout.zero(x))
         kept = left.mask.sum(1)[:, None] + torch.arange(weight.shape[1] - 1, device=x.device)
         y, _ = self._convolve(x, weight, bias, state, silu)
         return left.restore(y), take(torch.cat((state, x), 1), kept)

@@ -116,7 +116,7 @@ class CTC(nn.Module):
         warn_if_inverted(mask)
         check_dtype("x", x, self.head)
         if left is not None:
-            x, mask = left.gather(x), left.mask
+            x, mask = left.gather(*zero_padding(mask, x)), left.mask
         (x,) = zero_padding(mask, self._normalized(x, mask))
         for stage in self.stages:
             x, _ = _subsample(stage, x, x.new_zeros(x.shape[0], 1, x.shape[2]))

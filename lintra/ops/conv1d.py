@@ -116,7 +116,7 @@ def _shifted(
 ) -> tuple[Tensor, Tensor]:
     """A product for each column of the weights, of all tokens at once; padding goes after real tokens."""
     left = layout.left_align()
-    inputs = torch.cat((state, x if left is None else left.gather(x)), 1)
+    inputs = torch.cat((state, x if left is None else left.gather(layout.zero(x))), 1)
     width, time = weight.shape[1], x.shape[1]
     y = sum((weight[:, j] * inputs[:, j : j + time] for j in range(width)), x.new_zeros(()))
     y = y if bias is None else y + bias

@@ -20,7 +20,7 @@ def look_back(
         before, recent = look_back(padded.unpack(tokens)[0], recent, places, padded.layouts[0])
         return padded.pack([before]), recent
     real = layout.left_align()
-    line = torch.cat((recent, tokens if real is None else real.gather(tokens)), 1)
+    line = torch.cat((recent, tokens if real is None else real.gather(layout.zero(tokens))), 1)
     r, t = recent.shape[1], tokens.shape[1]
     before = torch.stack([line[:, r - place : r - place + t] for place in places], -1)
     if real is None:

@@ -13,12 +13,14 @@ from lintra.ops import checks
 class LeftAlign(NamedTuple):
     """`gather` brings the real tokens of each sample to the front, in their order; `restore` undoes it."""
 
-    order: Int[Tensor, "b t"]
-    inverse: Int[Tensor, "b t"]
+    order: Int[Tensor, "b t"] | None  # None: they are in front already, as far as can be seen
+    inverse: Int[Tensor, "b t"] | None
     mask: Bool[Tensor, "b t"]  # True for the tokens in front
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "b t"]) -> "LeftAlign":
+        if checks.readable(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any()):
+            return cls(None, None, mask)
         count, places = mask.sum(1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
         # Counted, not sorted: a real token goes after the earlier real ones, a padded one after all of them.
         inverse = torch.where(mask, mask.cumsum(1), count + (~mask).cumsum(1)) - 1
@@ -26,12 +28,13 @@ class LeftAlign(NamedTuple):
         return cls(order, inverse, places < count)
 
     def gather(self, x: Tensor) -> Tensor:
-        """x [b t ...], the padded places zero whatever they held."""
-        return zero_padding(self.mask, take(x, self.order))[0]
+        """x [b t ...], which must be 0 in padded places, as the inputs of hooks are."""
+        return x if self.order is None else take(x, self.order)
 
     def restore(self, y: Tensor) -> Tensor:
         """y [b t ...] in the tokens' original places; padded places are zero."""
-        return take(zero_padding(self.mask, y)[0], self.inverse)
+        (y,) = zero_padding(self.mask, y)
+        return y if self.inverse is None else take(y, self.inverse)
 
 
 def connected_zeros(shape: Sequence[int], *inputs: Tensor) -> Tensor:

@@ -14,11 +14,26 @@ def test_real_tokens_come_first_in_their_order(batch, time):
     mask[:1], mask[1:2] = True, False
     front = LeftAlign.of(mask)
     order = put_last(~mask)  # stable
-    assert torch.equal(front.order, order)
-    assert torch.equal(front.inverse, order.argsort(1))
+    places = torch.arange(time).expand(batch, -1)
+    assert torch.equal(places if front.order is None else front.order, order)
+    assert torch.equal(places if front.inverse is None else front.inverse, order.argsort(1))
     assert torch.equal(front.mask, mask.gather(1, order))
-    x = torch.arange(1.0, batch * time + 1).reshape(batch, time, 1)
-    assert torch.equal(front.restore(front.gather(x)), x * mask[..., None])
+    x = torch.arange(1.0, batch * time + 1).reshape(batch, time, 1) * mask[..., None]
+    moved = front.gather(x)
+    assert torch.equal(moved[front.mask], x[mask])
+    assert torch.equal(front.restore(moved + 1.0), (x + 1.0) * mask[..., None])
+
+
+def test_padding_behind_the_real_tokens_is_where_it_belongs():
+    """Nothing is moved or copied, unless a graph is made, in which nobody can look."""
+    mask = torch.arange(5) < torch.tensor([[5], [2], [0]])
+    front = LeftAlign.of(mask)
+    assert (front.order, front.inverse) == (None, None)
+    x = torch.randn(3, 5, 2)
+    assert front.gather(x) is x
+    traced = torch.compile(LeftAlign.of, backend="eager")(mask)
+    assert torch.equal(traced.order, torch.arange(5).expand(3, -1))
+    assert torch.equal(traced.restore(x), front.restore(x))
 
 
 MASK = torch.tensor([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
