@@ -22,6 +22,7 @@ from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
+from lintra.ops import checks
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import put_last, take
@@ -128,7 +129,10 @@ class SoftmaxAttention(ScoredAttention):
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
     def _cross_attend(self, q: Tensor, memory: TokenMemory, layout: Layout) -> Tensor:
-        return self.attend(q, memory.k, memory.v, memory.real[:, None])
+        real = None if checks.readable(memory.real) and bool(memory.real.all()) else memory.real
+        if q.shape[1] > 1:
+            return self.attend_all(q, memory.k, memory.v, real)
+        return self.attend(q, memory.k, memory.v, None if real is None else real[:, None])
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Return which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
