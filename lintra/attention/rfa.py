@@ -178,7 +178,7 @@ class RandomFeatureAttention(KernelAttention):
             values,
             log_decay=keep,
             log_input=write,
-            state=LinearState(state.kv, state.kv[..., -1]),
+            state=LinearState.of(state.kv),
             layout=layout,
             causal=self.causal,
             normalize=False,

@@ -85,7 +85,7 @@ class StateSpaceDuality(ConvolvedRecurrence):
         dtype = v.dtype
         (q, k, v), last = self.convolve(q, k, v, state, layout)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
-        before = LinearState(state.kv, q.new_zeros(state.kv.shape[:3]))
+        before = LinearState.of(state.kv)
         options = {"layout": layout, "normalize": False, "chunk": self.config.chunk, "impl": self.config.impl}
         written = self._step_size(dt)[..., None] * v
         y, after = linear_attention(q, k, written, log_decay=self.log_decay(dt), state=before, **options)

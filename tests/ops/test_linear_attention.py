@@ -247,6 +247,20 @@ def test_a_kv_in_bfloat16_is_that_in_the_dtype_of_sums_rounded_once(impl, time):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("impl", ["reference", "torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_state_without_a_denominator_stays_without_one(impl, scale):
+    arguments = draw() | {"normalize": False, "scale": scale, "impl": impl}
+    kv, _ = arguments.pop("state")
+    y, state = linear_attention(**arguments, state=LinearState.of(kv))
+    expected, after = linear_attention(**arguments, state=LinearState(kv, kv.new_zeros(kv.shape[:3])))
+    assert torch.equal(y, expected)
+    assert torch.equal(state.kv, after.kv)
+    assert state.z.shape == (*kv.shape[:2], 0)
+    with pytest.raises(ValueError, match=r"state.z must be"):
+        linear_attention(**arguments | {"normalize": True}, state=LinearState.of(kv))
+
+
 @needs_native
 @pytest.mark.parametrize("causal", [True, False])
 def test_opcheck(causal):

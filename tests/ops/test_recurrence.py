@@ -612,8 +612,8 @@ def test_refuses_heads_that_do_not_divide(h, g, values):
 
 
 def test_refuses_the_state_of_another_rule():
-    q, k, v, log_decay, beta, state = draw(DELTA)
+    q, k, v, _, beta, state = draw(DELTA)
     with pytest.raises(ValueError, match=r"state.z must be \[b=2 g=2 z=0\]"):
         linear_attention(q, k, v, beta=beta, normalize=False, state=LinearState(state, state[..., 0]))
     with pytest.raises(ValueError, match=r"state.z must be \[b=2 g=2 z=5\]"):
-        fast(q, k, v, log_decay, None, state)
+        linear_attention(q, k, v, state=LinearState.of(state))

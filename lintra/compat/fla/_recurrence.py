@@ -144,7 +144,9 @@ def _state_before(
     if z is not None:
         checks.shape("initial_state[1]", z, "n 1 o d", sizes | {"1": 1})
         return LinearState(kv, state_before(z[:, 0], dtype, kv, *inputs))
-    return LinearState.of(kv) if recurs else LinearState(kv, kv.new_zeros([sizes[x] for x in "nod"]))
+    if recurs or not normalize:
+        return LinearState.of(kv)
+    return LinearState(kv, kv.new_zeros([sizes[x] for x in "nod"]))
 
 
 def _reordered(state: Any) -> Any:

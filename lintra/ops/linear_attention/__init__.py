@@ -102,12 +102,19 @@ def linear_attention(
         given = {"log_decay": log_decay, "log_input": log_input, "beta": beta}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
         layout = _validate(q, k, v, given, state, mask, cu_seqlens, scale, chunk, **options)
+    recurs = beta is not None or (log_decay is not None and log_decay.dim() == 4)
+    if state is not None and not (recurs or normalize or state.z.shape[2]):
+        counted = LinearState(state.kv, state.kv.new_zeros(state.kv.shape[:3], dtype=state.z.dtype))
+        given = {"log_decay": log_decay, "log_input": log_input, "feature_map": feature_map, "scale": scale}
+        options = {"causal": causal, "normalize": False, "chunk": chunk, "impl": impl}
+        y, after = linear_attention(q, k, v, state=counted, layout=layout, **given, **options)
+        return y, LinearState.of(after.kv)
     if layout.shard is not None:
         given = {"log_decay": log_decay, "log_input": log_input, "beta": beta, "feature_map": feature_map}
         options = {"normalize": normalize, "eps": eps, "scale": scale, "chunk": chunk, "impl": impl}
         return attend_shard(linear_attention, q, k, v, state=state, layout=layout, **given, **options)
     mask = layout.mask
-    if beta is not None or (log_decay is not None and log_decay.dim() == 4):
+    if recurs:
         with no_autocast(q):
             options = {"normalize": normalize, "eps": eps, "feature_map": feature_map, "scale": scale}
             options |= {"log_input": log_input, "chunk": chunk, "impl": impl, "inplace": inplace}
@@ -258,7 +265,8 @@ def _validate(
         if weights["log_input"] is not None:
             raise ValueError("log_input must be None with beta, which says how much of a value is written")
     if state is not None:
-        features = sizes["d"] if normalize or not (per_feature or beta is not None) else 0
+        bare = recurs or (isinstance(state, LinearState) and state.z.shape[-1:] == (0,))
+        features = sizes["d"] if normalize or not bare else 0
         checks.parts(
             "state", state, LinearState, ("b g d e", "b g z"), sizes | {"b": layout.n, "z": features}
         )

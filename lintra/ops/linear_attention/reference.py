@@ -34,9 +34,9 @@ from lintra.ops import checks
 class LinearState(NamedTuple):
     """State of linear attention: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs).
 
-    z is [b g 0] where no denominator is kept: by the delta rule, and with a decay for every feature unless
-    `normalize` asks for one. kv may be bfloat16: it is read as float32, and the new one is rounded to
-    bfloat16 once, when y is made.
+    z is [b g 0] where no denominator is kept: by the delta rule, with a decay for every feature unless
+    `normalize` asks for one, and without `normalize` where the state before has none. kv may be bfloat16: it
+    is read as float32, and the new one is rounded to bfloat16 once, when y is made.
     """
 
     kv: Tensor

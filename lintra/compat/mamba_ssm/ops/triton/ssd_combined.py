@@ -90,7 +90,7 @@ def mamba_chunk_scan_combined(
         if packing is not None:
             q, k, v, log_decay = (flat(tensor) for tensor in (q, k, v, log_decay))
             before = None if before is None else _firsts(before, packing, seq_idx)
-        state = None if before is None else LinearState(before, before.new_zeros(before.shape[:3]))
+        state = None if before is None else LinearState.of(before)
         layout = Layout(b, t, x.device) if packing is None else packing.layout
         y, after = linear_attention(q, k, v, log_decay=log_decay, state=state, normalize=False, layout=layout)
         y = _finish(y.view(x.shape), x, D, z)
