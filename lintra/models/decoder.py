@@ -110,16 +110,21 @@ class Decoder(TransformerBase):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "b t p"]:
-        """Return params of a whole sequence; those at t are of the symbol after tokens[t]."""
+        """Return params of a whole sequence; those at t are of the symbol after tokens[t].
+
+        `extra`: inputs of the mechanism at each call, such as a `global_mask`; not over several ranks."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         if self.context_parallel is not None:
+            if extra:
+                raise TypeError(f"a sequence over several ranks takes no {', '.join(extra)}")
             layout = self.context_parallel.place(layout)
         x = self._embed_first(tokens, layout)
         run = self.block_runner()
         for block in self.blocks:
-            x = run(block, x, layout=layout)
+            x = run(block, x, layout=layout, **self.extra_of(block, extra))
         return self.head(self.norm(layout.zero(x)))
 
     def _embed_first(self, tokens: Tensor, layout: Layout) -> Tensor:
@@ -203,10 +208,11 @@ class Decoder(TransformerBase):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
         """Return params of any number of tokens after `state` (None: before any), and the state after them.
 
-        Raises ValueError for a state of another model or batch.
+        `extra` is as in `forward`. Raises ValueError for a state of another model or batch.
         """
         layout = self.input_layout(tokens, mask, cu_seqlens)
         state = self.start(layout.n, device=layout.device) if state is None else state
@@ -222,7 +228,7 @@ class Decoder(TransformerBase):
             x, after = embed(before, layout)
         else:
             x, after = self.context_parallel.extend(before, layout, embed)
-        x, layers = self.run_blocks(x, state.layers, layout)
+        x, layers = self.run_blocks(x, state.layers, layout, **extra)
         return self.head(x), after._replace(layers=layers)
 
     def input_layout(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lintra.attention import delta, gated, linear, map_state, performer, retention, softmax
+from lintra.attention import delta, gated, linear, longformer, map_state, performer, retention, softmax
 from lintra.models import decoder
 from lintra.nn import LogisticMixture
 from lintra.ops import layout
@@ -73,6 +73,25 @@ def test_parallel_is_recurrent(kind):
             found.append(params)
         assert_close(torch.cat(found, 1), expected, **EXACT)
         assert torch.equal(state.seen, torch.tensor([13, 13]))
+
+
+def test_global_tokens_are_named_at_each_call():
+    """In parallel and piece by piece; their projections have gradients."""
+    model = build(attention=longformer.Config(window=2, global_projections=True))
+    tokens = torch.randint(0, 11, (2, 13))
+    chosen = torch.arange(13)[None].expand(2, -1) % 5 == 1
+    y = model(tokens, global_mask=chosen)
+    assert not torch.equal(y, model(tokens))
+    y.sum().backward()
+    (extra,) = (block.attn.extra_proj for block in model.blocks[:1])
+    assert all(x.grad.abs().max() > 0 for x in extra.parameters() if x.dim() == 2)
+    state, found = None, []
+    for part, here in zip(tokens.split((5, 1, 7), 1), chosen.split((5, 1, 7), 1), strict=True):
+        params, state = model.extend(part, state, global_mask=here)
+        found.append(params)
+    assert_close(torch.cat(found, 1), y, **EXACT)
+    with pytest.raises(TypeError, match="takes no global_mask"):
+        build(attention=linear.Config())(tokens, global_mask=chosen)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
