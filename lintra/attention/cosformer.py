@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
+from lintra.attention._state import read
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState, checks
@@ -95,7 +96,7 @@ class Cosformer(KernelAttention):
         v = self._within(v, here)
         kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
         z = state.z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        y = read(q, kv)
         weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
 

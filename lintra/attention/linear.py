@@ -38,6 +38,7 @@ from lintra.attention._feature_maps import (
     Taylor2,
 )
 from lintra.attention._kernel import KernelAttention
+from lintra.attention._state import read
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
@@ -168,7 +169,7 @@ class LinearAttention(KernelAttention):
         rotated_q, rotated_k = (q, k) if rope is None else (rope(q), rope(k))
         kv = state.kv + torch.einsum("btgf,btge->bgfe", rotated_k, v.to(dtype))
         z = state.z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", rotated_q, kv.repeat_interleave(self.group, 1))
+        y = read(rotated_q, kv)
         if self.config.normalize:
             weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
             y = divide(y, weight + self.config.eps)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
+from lintra.attention._state import read
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
@@ -146,7 +147,7 @@ class Performer(KernelAttention):
             kv, z, c, k = kept[..., None] * kv, kept * z, now, (exponents - now[..., None]).exp()[:, None]
         kv = kv + torch.einsum("btgf,btge->bgfe", k, v.to(z.dtype))
         z = z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        y = read(q, kv)
         weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), PerformerState(kv, z, c)
 

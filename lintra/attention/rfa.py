@@ -32,6 +32,7 @@ from torch.nn import functional
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
+from lintra.attention._state import read
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
@@ -154,7 +155,7 @@ class RandomFeatureAttention(KernelAttention):
         new = torch.einsum("btgf,btge->bgfe", k, values)
         kv = keep[..., None, None] * state.kv + write[..., None, None] * new
         n = keep * state.n + write
-        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        y = read(q, kv)
         return self._ratio(y, n[:, None]).to(v.dtype), RfaState(kv, n)
 
     def _sum(

@@ -121,7 +121,18 @@ class Order(NamedTuple):
         bucket = functional.pad(bucket.permute(0, 2, 3, 1), (0, spare)).to(torch.int32)
         last = torch.iinfo(torch.int32).max
         token = bucket.masked_fill(~real[:, None, None], last).argsort(dim=-1, stable=True)
-        places = torch.arange(time + spare, device=token.device).expand_as(token)
+        return cls.sorted(token, bucket, real, chunk)
+
+    @classmethod
+    def sorted(
+        cls,
+        token: Int[Tensor, "b h r t"],
+        bucket: Int[Tensor, "b h r t"],
+        real: Bool[Tensor, "b t"],
+        chunk: int,
+    ) -> "Order":
+        """The order in which tokens are sorted already."""
+        places = torch.arange(token.shape[3], device=token.device).expand_as(token)
         rank = torch.empty_like(token).scatter(-1, token, places)
         chunks = ((real.sum(1) + chunk - 1) // chunk).clamp(min=1)
         return cls(token, rank, (rank // chunk).to(torch.int32), bucket, real, chunks)
@@ -323,12 +334,8 @@ def _again(
 ) -> PartialAttention:
     """All rounds by way of all scores, for the gradient of a gradient."""
     pattern, exact_union = Pattern.of_rule(rule, chunk, before, after)
-    spare = token.shape[3] - u.shape[1]
-    real = functional.pad(real_tokens(real, u), (0, spare))
-    places = torch.arange(token.shape[3], device=u.device).expand_as(token)
-    rank = torch.empty_like(token).scatter(-1, token, places)
-    chunks = ((real.sum(1) + chunk - 1) // chunk).clamp(min=1)
-    order = Order(token, rank, place, bucket, real, chunks)
+    real = functional.pad(real_tokens(real, u), (0, token.shape[3] - u.shape[1]))
+    order = Order.sorted(token, bucket, real, chunk)
     return _rounds(u, keys, v, order, pattern, exact_union, None, scale=scale)
 
 
