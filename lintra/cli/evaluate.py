@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 import torch
 
 from lintra import evaluate
-from lintra.bench import reports
-from lintra.checkpoint import to_json
 from lintra.cli import evaluate_series, evaluate_speech, memory
 from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.decoding import DecodingOptions
+from lintra.cli.evaluation import Evaluation
 from lintra.cli.model import (
-    SPLITS,
     Device,
     open_model,
     refuse_changed_data,
@@ -112,7 +109,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     if isinstance(model, Decoder):
         memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
     off = _checked(model, task, chosen, options)
-    start = time.perf_counter()
+    evaluation = Evaluation(model, task, options, len(task.test))
     nats, batch = torch.empty(0), options.batch
     with (
         progress("scoring", len(chosen), "samples", quiet=options.output.quiet) as report,
@@ -124,14 +121,8 @@ def evaluate_command(args: Sequence[str]) -> int:
             scores = evaluate.of_images(nats, task.length, task.levels)
         else:
             scores = evaluate.scores(model, task, chosen, batch=batch, report=report, stopped=stop)
-    seconds = time.perf_counter() - start
-    parameters = sum(p.numel() for p in model.parameters())
     scored = min(x.samples for x in scores.values())
-    part = "all" if scored == len(task.test) else f"{scored:,} of"
-    print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} "
-        f"{SPLITS[task.judged_by]} samples, {seconds:.1f} s\n"
-    )
+    evaluation.finish(scored, "samples")
     print(_table(scores, model))
     if partial := scored < len(chosen):
         print(f"\n{cut_short(f'the first {scored:,} of {len(chosen):,} samples')}")
@@ -142,9 +133,8 @@ def evaluate_command(args: Sequence[str]) -> int:
         )
     if options.predictions and isinstance(task, TextClassification):
         _predict(model, task, chosen[:scored], options, options.predictions)
-    if options.json:
-        _save(options, task, scores, off, seconds, parameters, partial)
-        print(f"\nsaved in {options.json}")
+    found = {name: x.as_json() for name, x in scores.items()}
+    evaluation.save(found, partial, probabilities_sum_to_1_within=off, tolerance=evaluate.TOLERANCE)
     if partial:
         return stop.exit_code
     if options.pictures and isinstance(task, PixelTask):
@@ -192,27 +182,3 @@ def _table(scores: dict[str, Estimate], model: Any) -> str:
         error = "" if math.isnan(x.error) else f" +- {x.error:.4f}"
         lines.append(f"  {names[name]:<{wide}}  {x.mean:.4f}{error}   {note}")
     return "\n".join(lines)
-
-
-def _save(
-    options: Options,
-    task: Task,
-    scores: dict[str, Estimate],
-    off: float | None,
-    seconds: float,
-    parameters: int,
-    partial: bool,
-) -> None:
-    assert options.json is not None
-    reports.save(
-        options.json,
-        model=str(options.model),
-        parameters=parameters,
-        task=to_json(task.config),
-        test_samples=len(task.test),
-        partial=partial,
-        scores={name: x.as_json() for name, x in scores.items()},
-        probabilities_sum_to_1_within=off,
-        tolerance=evaluate.TOLERANCE,
-        seconds=seconds,
-    )

@@ -1,13 +1,11 @@
 """`lintra evaluate` for a forecaster of series."""
 
 import math
-import time
 from typing import Any
 
-from lintra.bench import reports
-from lintra.checkpoint import to_json
 from lintra.cli.arguments import UsageError
-from lintra.cli.model import SPLITS, sampled
+from lintra.cli.evaluation import Evaluation
+from lintra.cli.model import sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import Estimate
@@ -25,41 +23,21 @@ def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task series")
     check_recurrent(model)
     windows = sampled(len(task.test), options.limit, options.seed)
-    start = time.perf_counter()
-    quiet = options.output.quiet
+    evaluation, quiet = Evaluation(model, task, options, len(task.test)), options.output.quiet
     with progress("forecasting", len(windows), "windows", quiet=quiet) as report, stopping() as stop:
         settings = {"batch": options.batch, "seed": options.seed}
         scores = forecast_scores(model, task, windows, **settings, report=report, stopped=stop)
-    seconds = time.perf_counter() - start
-    parameters = sum(p.numel() for p in model.parameters())
     scored = scores["model"].coverage.samples
-    part = "all" if scored == len(task.test) else f"{scored:,} of"
     season = "no season" if task.season == 1 else f"a season of {task.season:,} rows"
-    print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} "
-        f"{SPLITS[task.judged_by]} windows, each {task.config.horizon:,} rows ahead, {PATHS} paths, "
-        f"{season}, {seconds:.1f} s\n"
-    )
+    evaluation.finish(scored, "windows", f"each {task.config.horizon:,} rows ahead", f"{PATHS} paths", season)
     print(table(scores))
     print(f"\n{verdict(scores)}")
     if partial := scored < len(windows):
         print(f"\n{cut_short(f'the first {scored:,} of {len(windows):,} windows')}")
-    if options.json:
-        reports.save(
-            options.json,
-            model=str(options.model),
-            parameters=parameters,
-            task=to_json(task.config),
-            test_samples=len(task.test),
-            partial=partial,
-            paths=PATHS,
-            scores={
-                name: {what: x and x.as_json() for what, x in each._asdict().items()}
-                for name, each in scores.items()
-            },
-            seconds=seconds,
-        )
-        print(f"\nsaved in {options.json}")
+    of_each = {
+        name: {what: x and x.as_json() for what, x in each._asdict().items()} for name, each in scores.items()
+    }
+    evaluation.save(of_each, partial, paths=PATHS)
     return stop.exit_code if partial else 0
 
 

@@ -2,15 +2,13 @@
 
 import dataclasses
 import sys
-import time
 from typing import Any
 
 from lintra import evaluate as scoring
 from lintra.audio import features
-from lintra.bench import reports
-from lintra.checkpoint import to_json
 from lintra.cli.arguments import UsageError
-from lintra.cli.model import SPLITS, sampled
+from lintra.cli.evaluation import Evaluation
+from lintra.cli.model import sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate, hypotheses
@@ -32,8 +30,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             files.refuse_unwritable(file)
     config, search = model.config, options.decoding.search(model)
     corpus, skipped = _corpus(config.features, task, options)
-    start = time.perf_counter()
-    quiet = options.output.quiet
+    evaluation, quiet = Evaluation(model, task, options, len(task.tested)), options.output.quiet
     with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping() as stop:
         scored, without = scoring.transcripts(
             model,
@@ -45,17 +42,12 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             report=report,
             stopped=stop,
         )
-    seconds = time.perf_counter() - start
     partial = len(scored) + len(without) < len(corpus)
     skipped = [*skipped, *without]
     if not scored:
         raise UsageError(f"none of {len(skipped):,} utterances can be scored: {describe_skipped(skipped)}")
     rates = scoring.error_rates(scored, config.symbols.unit)
-    parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(scored):,} of {len(task.tested):,} "
-        f"{SPLITS[task.judged_by]} utterances, {seconds:.1f} s\n"
-    )
+    evaluation.finish(len(scored), "utterances")
     print("\n".join(f"  {name:<9} errors  {_format(rate)}" for name, rate in rates.items()))
     if partial:
         print(f"\n{cut_short(f'the {len(scored):,} shortest of {len(corpus):,} utterances')}")
@@ -66,21 +58,13 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     if options.hypotheses:
         made = [str(file) for path in options.hypotheses for file in hypotheses.written(path)]
         print(f"\nhypotheses saved in {', '.join(made)}")
-    if options.json:
-        reports.save(
-            options.json,
-            model=str(options.model),
-            parameters=parameters,
-            task=to_json(task.config),
-            search=options.decoding.as_json(search),
-            test_samples=len(task.tested),
-            partial=partial,
-            scores={name: dataclasses.asdict(rate) for name, rate in rates.items()},
-            skipped=[each._asdict() for each in skipped],
-            seconds=seconds,
-        )
-        print(f"\nsaved in {options.json}")
-    else:
+    evaluation.save(
+        {name: dataclasses.asdict(rate) for name, rate in rates.items()},
+        partial,
+        search=options.decoding.as_json(search),
+        skipped=[each._asdict() for each in skipped],
+    )
+    if options.json is None:
         for each in skipped:
             print(f"lintra: {each.id}: {each.reason}", file=sys.stderr)
     if partial:
