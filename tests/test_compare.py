@@ -33,8 +33,8 @@ TINY = dataclasses.replace(
 
 @pytest.fixture
 def contest(tmp_path, one_thread, monkeypatch):
-    monkeypatch.setattr(search, "VALIDATED", 10)
-    monkeypatch.setattr(search, "TESTED", 10)
+    monkeypatch.setattr(search, "VALIDATION_SAMPLES", 10)
+    monkeypatch.setattr(search, "TEST_SAMPLES", 10)
     linear = contestants.BY_NAME["linear"]
     return Contest(TINY, linear, study=of(tmp_path, TINY))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.compare.problems import BY_NAME, Problem
-from experiments.compare.search import TESTED
+from experiments.compare.search import TEST_SAMPLES
 from lintra.bench import reports
 from lintra.bench.reports import Row
 from lintra.tasks import recall
@@ -46,7 +46,7 @@ def values_of(config: Any) -> range:
 def scores(problem: Problem) -> tuple[float, float]:
     """The accuracies of both guesses on a problem's test sequences, in percent."""
     test = problem.judge(None).test
-    batch = test.__getitems__(range(min(TESTED, len(test))))
+    batch = test.__getitems__(range(min(TEST_SAMPLES, len(test))))
     tokens, counted = batch["tokens"].numpy(), batch["counted"].numpy()
     rows = zip(tokens, counted, strict=True)
     found = [guessed(*row, values_of(problem.settings)) for row in rows]

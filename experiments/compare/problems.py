@@ -15,7 +15,7 @@ from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-TESTED = 2**20  # the seed of synthetic test data, on which nothing is trained or chosen
+TEST_SEED = 2**20  # the seed of synthetic test data, on which nothing is trained or chosen
 Preset = Literal["small", "whole", "paper"]
 SHAKESPEARE = {"tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"}
 
@@ -77,7 +77,7 @@ class Problem:
         if self.settings is None:
             task = self.task(data).build()
             return Judged(task, task.test)
-        task = dataclasses.replace(self.settings, data_seed=TESTED).build()
+        task = dataclasses.replace(self.settings, data_seed=TEST_SEED).build()
         return Judged(task, task.validate)
 
     def model(self, attention: Any, network: dict[str, Any]) -> Any:

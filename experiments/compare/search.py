@@ -27,7 +27,7 @@ from lintra.train.learner import Diverged
 
 SEARCHED = 0  # the seed of the search
 SEEDS = (1, 2, 3)  # the seeds of the trainings that are tested
-VALIDATED, TESTED = 1_000, 2_000  # samples, or all of them if there are fewer
+VALIDATION_SAMPLES, TEST_SAMPLES = 1_000, 2_000  # samples, or all of them if there are fewer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Attempt(Trial):
                 self.folder, task=self.task, model=self.model, train=self.training
             )
             train.fit(run)
-            found["validation"] = self._scored_on(self.task.build(), "validate", VALIDATED)
+            found["validation"] = self._scored_on(self.task.build(), "validate", VALIDATION_SAMPLES)
             if self.final:
                 assert self.problem is not None
-                found["test"] = self._scored_on(self.problem.judge(self.data), "test", TESTED)
+                found["test"] = self._scored_on(self.problem.judge(self.data), "test", TEST_SAMPLES)
         except Diverged as error:
             found |= {"diverged": True, "why": str(error)}
         # A resumed training includes the minutes before it was stopped; its log has no seconds of scoring.

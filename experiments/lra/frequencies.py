@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.compare.search import TESTED
+from experiments.compare.search import TEST_SAMPLES
 from experiments.lra.problems import ARENA
 from lintra.bench import reports
 from lintra.bench.reports import Row
@@ -74,7 +74,7 @@ def measure(x: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Any]:
         "penalty": best,
         "validation": validated[best],
         "test": right(x["test"], labels["test"], found[best]),
-        "tested": right(x["test"][:TESTED], labels["test"][:TESTED], found[best]),
+        "tested": right(x["test"][:TEST_SAMPLES], labels["test"][:TEST_SAMPLES], found[best]),
         "searched": {f"{penalty:g}": share for penalty, share in validated.items()},
         "reviews": {name: len(of) for name, of in labels.items()},
     }

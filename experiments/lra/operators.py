@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from experiments.compare.search import TESTED, VALIDATED
+from experiments.compare.search import TEST_SAMPLES, VALIDATION_SAMPLES
 from experiments.lra.problems import ARENA
 from lintra.bench import reports
 from lintra.bench.reports import Row
@@ -46,7 +46,7 @@ def main() -> None:
     own, arena = problem.task(None).build(), listops.Config().build()
     scores: dict[str, Any] = {}
     guess = guesses(pairs(own.train, LEARNED))
-    validated, tested = pairs(own.validate, VALIDATED), pairs(problem.judge(None).test, TESTED)
+    validated, tested = pairs(own.validate, VALIDATION_SAMPLES), pairs(problem.judge(None).test, TEST_SAMPLES)
     scores[problem.title] = {
         "guess": guess,
         "validation": right(guess, validated),
@@ -55,7 +55,7 @@ def main() -> None:
     guess = guesses(pairs(arena.train, LEARNED))
     scores["ListOps of 501 to 1,999 tokens"] = {
         "guess": guess,
-        "validation": right(guess, pairs(arena.validate, TESTED)),
+        "validation": right(guess, pairs(arena.validate, TEST_SAMPLES)),
     }
     rows = [
         Row(f"{title}, {split}", 100 * found[split], "%")

@@ -32,8 +32,10 @@ def dress(axes: Axes, title: str, fontsize: float = 11) -> None:
 
 
 def save(path: Path, figure: Figure, *pasted: tuple[np.ndarray, tuple[int, int]]) -> None:
-    """Arrays [h w 3] of uint8 are pasted at their places, in pixels from the left and from the top: images of
-    the figure's axes would be resampled, in 100 bytes a pixel."""
+    """Write a figure as a PNG file.
+
+    pasted: arrays [h w 3] of uint8 and their places, in pixels from the left and from the top; as images of
+    the figure's axes they would be resampled, in 100 bytes a pixel."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     whole = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

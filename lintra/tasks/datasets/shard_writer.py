@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from lintra.io.files import Error, refuse_irregular, remove_abandoned, write_atomically
+from lintra.io.files import Error, remove_abandoned, write_atomically
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.text_files import BYTES
@@ -54,7 +54,6 @@ def write_shards(
     """
     if out.exists():
         raise Error(f"{out} exists: name another folder, or remove it first")
-    refuse_irregular(out)
     remove_abandoned(out)
     vocabulary = BYTES if tokenizer is None else tokenizer.vocabulary
     written = Written()
