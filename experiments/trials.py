@@ -31,6 +31,8 @@ from lintra.train.learner import Diverged
 from lintra.train.optimizer import optimizer
 from lintra.train.run import Run, from_anywhere
 
+reports.commit()  # of the code that this program, or process, has loaded
+
 STUDENT = 4.303  # 97.5 % quantile of Student's t with 2 degrees of freedom
 SAMPLES = 2_000  # the most samples that a trial is judged by
 BATCH = 50

@@ -20,6 +20,7 @@ from lintra.tasks import images
 
 HERE = Path(__file__).parent
 TIMES = HERE / "hours.json"
+WARMUP = 0.1  # of the steps: a fixed number would be a large part of few
 MINUTES = 10  # on one core, for each training: its steps times the time of one
 TRAINED = {
     "MNIST, linear": ("mnist", linear.Config()),
@@ -36,9 +37,10 @@ COMMAND = "python experiments/images/run.py hours --data DIR"
 
 
 def training() -> train.Config:
-    """The settings that all trainings share, except for the number of steps; float32 on every machine."""
+    """The settings that all trainings share, except for the steps and the warm-up, a part of them; float32 on
+    every machine."""
     return train.Config(
-        optimizer="muon", batch=8, lr=3e-3, schedule="wsd", warmup=100, precision="32", save_every=100
+        optimizer="muon", batch=8, lr=3e-3, schedule="wsd", warmup=0, precision="32", save_every=100
     )
 
 
@@ -72,8 +74,9 @@ def trials(data: Path) -> list[Trial]:
     taken = step_times(data)
     found = []
     for name, (which, _) in TRAINED.items():
-        steps = 60 * MINUTES / taken[name]
-        settings = dataclasses.replace(training(), steps=100 * round(steps / 100), validate_every=100)
+        steps = 100 * round(60 * MINUTES / taken[name] / 100)
+        warmup = round(WARMUP * steps)
+        settings = dataclasses.replace(training(), steps=steps, warmup=warmup, validate_every=100)
         task, model = problem(name, data)
         folder = HERE / "runs" / "hours" / name.replace(", ", "-")
         kept = outcome(name)

@@ -1,5 +1,6 @@
 """Reports of benchmarks: rows to read, and a JSON file that records how they were measured."""
 
+import functools
 import hashlib
 import json
 import os
@@ -104,9 +105,22 @@ def by_name(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree that lintra is imported from, with "+" behind it if what is
-    measured or measures was changed since; None outside of a git checkout of lintra, as where it is installed
-    in an environment that lies inside another project's."""
+    """Return the commit of the source tree that lintra is imported from, when a program first asked, with "+"
+    behind it if what is measured or measures was changed since; None outside of a git checkout of lintra, as
+    where it is installed in an environment that lies inside another project's.
+
+    Programs that run for long ask as they start: a commit made meanwhile is not of the code that ran."""
+    now, first = _commit(), _first_commit()
+    return first if first is None or now == first else f"{first.rstrip('+')}+"
+
+
+@functools.cache
+def _first_commit() -> str | None:
+    return _commit()
+
+
+def _commit() -> str | None:
+    """Return the commit that is checked out, with "+" behind it if files differ from it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(lintra.__file__).parent), *words]

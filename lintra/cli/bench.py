@@ -64,6 +64,7 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     """
     from rich.progress import Progress
 
+    reports.commit()  # before anything is measured
     form: type[Options] = getattr(module, "Options", Options)
     parts = [("bench", form), ("output", Quiet)]
     fields = [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in parts]

@@ -1,5 +1,6 @@
 """The benchmarks run, count right and write down where their figures come from. No time is judged here."""
 
+import functools
 import json
 import statistics
 import subprocess
@@ -55,6 +56,11 @@ def test_targets():
     assert table[4].endswith("1 to 2 x       met")
 
 
+def begin(monkeypatch):
+    """Forget at which commit this program began, as another one does."""
+    monkeypatch.setattr(reports, "_first_commit", functools.cache(reports._commit))
+
+
 def test_a_checkout_around_an_installed_lintra_is_not_its_own(tmp_path, monkeypatch):
     package = tmp_path / ".venv" / "lintra" / "__init__.py"
     package.parent.mkdir(parents=True)
@@ -67,9 +73,11 @@ def test_a_checkout_around_an_installed_lintra_is_not_its_own(tmp_path, monkeypa
 
     git("init")
     git("commit", "--allow-empty", "-m", "one")
+    begin(monkeypatch)
     assert reports.commit() is None
     git("add", "-f", ".")
     git("commit", "-m", "two")
+    begin(monkeypatch)
     told = reports.commit()
     assert told is not None
     assert len(told) == 40
@@ -85,6 +93,11 @@ def test_a_checkout_around_an_installed_lintra_is_not_its_own(tmp_path, monkeypa
     assert reports.commit() == told
     package.write_text("# changed")
     assert reports.commit() == told + "+"
+    git("add", "-f", ".")
+    git("commit", "-m", "three")  # of code that this program has not loaded
+    assert reports.commit() == told + "+"
+    begin(monkeypatch)
+    assert reports.commit() not in (told, told + "+")
 
 
 def test_a_report_says_where_it_comes_from(tmp_path):
