@@ -10,7 +10,7 @@ demo: install
 	$(BIN)/lintra demo --dir demo
 
 # One single-threaded process per core; timings mean nothing here.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -rs
 
 test: install
 	$(PYTEST) -m "not slow"

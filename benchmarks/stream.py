@@ -111,7 +111,7 @@ def prepare(folder: str) -> None:
 
 def train(folder: str, sizes: Sizes, begun: float) -> None:
     """Train on the shards of `folder` for some steps, and print the seconds since `begun` and of imports, and
-    the most memory."""
+    the most memory at the beginning of a step."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 

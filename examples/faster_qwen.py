@@ -41,14 +41,21 @@ def build(quick: bool) -> Qwen3_5ForCausalLM:
     return Qwen3_5ForCausalLM(config).eval()
 
 
-def seconds(call: Callable[[], object], times: int) -> float:
-    """Return the median time of a call in seconds."""
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+def seconds(call: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def compare(call: Callable[[], object], model: Qwen3_5ForCausalLM, times: int) -> tuple[float, float]:
+    """Return the median seconds of a call as transformers computes it, and accelerated, in turns."""
+    before, after = [], []
+    for _ in range(times + 1):
+        before.append(seconds(call))
+        with lintra.accelerate(model):
+            after.append(seconds(call))
+    return statistics.median(before[1:]), statistics.median(after[1:])  # the first ones warm up
 
 
 def main() -> None:
@@ -65,11 +72,11 @@ def main() -> None:
     }
     times = 2 if options.quick else 5
     with torch.no_grad():
-        before = {name: seconds(call, times) for name, call in work.items()}
-        print(lintra.accelerate(model))
+        with lintra.accelerate(model) as accelerated:
+            print(accelerated)
         for name, call in work.items():
-            after = seconds(call, times)
-            print(f"{name}: {before[name]:.2f} s, with lintra {after:.2f} s, {before[name] / after:.1f} x")
+            before, after = compare(call, model, times)
+            print(f"{name}: {before:.2f} s, with lintra {after:.2f} s, {before / after:.1f} x")
 
 
 if __name__ == "__main__":

@@ -641,6 +641,9 @@ def test_the_error_rates_of_speech_are_those_of_its_outcomes():
             unit = run["UNIT"][corpus]
             counted = [evaluate.error_rates(run["heard"](x, run["BEST"]), unit)[unit].rate for x in taken]
             assert counted == [each[unit]["rate"] for each in found["seeds"]]
+            for kind in (run["BEST"], run["WITH_NGRAMS"]):  # of all seeds together, with intervals
+                if kind in found:
+                    assert run["_of_all"]([run["heard"](x, kind) for x in taken], unit) == found[kind]
 
 
 def test_the_table_of_changes_is_that_of_their_files():

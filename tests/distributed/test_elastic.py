@@ -1,10 +1,12 @@
 """Killed ranks: torchrun restarts all, and they end as if nothing had happened; without it, all end."""
 
+import contextlib
 import json
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -177,7 +179,7 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
         *arguments(folder, dropout=0),
     ]
     first = start(command)
-    time.sleep(3)  # the node that holds the rendezvous is the first
+    listening(port)  # the node that holds the rendezvous is the first
     second = start(command, [{"rank": 1, "step": 10, "to": "both"}])
     assert ended(second)[0] == -signal.SIGKILL
     code, out, err = ended(first)
@@ -189,6 +191,16 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
     for name, x in theirs.items():
         assert_close(x, ours[name], rtol=0, atol=1e-5)
     assert_none_left(folder)
+
+
+def listening(port: int) -> None:
+    """Wait until a process listens at this port."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"nobody listens at port {port}")
 
 
 def test_none_outlives_torchrun(tmp_path):
