@@ -1,6 +1,7 @@
 """experiments/speech/letters.py: a recogniser of cepstra, converted to mel energies, writes the same."""
 
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from lintra import checkpoint
 from lintra.attention import delta
 from lintra.audio import features
 from lintra.audio.symbols import learn
 from lintra.models import ctc, encoder
 from lintra.nn import lengths_to_mask
+from lintra.speech import Search, transcription
 
 letters = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "speech" / "letters.py"))
 BINS = letters["AUDIO"].bins
@@ -89,3 +92,15 @@ def test_one_without_convolutions_is_refused():
     narrow = dataclasses.replace(recogniser().config.encoder, inputs=13)
     with pytest.raises(ValueError, match="needs a convolution to put the cosines in, got subsample=1"):
         letters["hearing"](recogniser(subsample=1, encoder=narrow))
+
+
+def test_the_recogniser_that_comes_with_the_library_writes_what_is_said():
+    """Four utterances of AN4's test set, of three speakers whom it has not heard, by their cepstra."""
+    place = Path(__file__).parent / "data" / "an4"
+    utterances = json.loads((place / "index.json").read_text())
+    cepstra = np.load(place / "cepstra.npy").astype(np.float32)
+    model = checkpoint.load(checkpoint.find("spoken-letters"))
+    ends = np.cumsum([each["frames"] for each in utterances])
+    for each, own in zip(utterances, np.split(cepstra, ends[:-1]), strict=True):
+        log_probs = transcription.log_probs(model, [letters["lifted"](own)])[0]
+        assert model.config.symbols.decode(Search()(log_probs)) == each["text"]
