@@ -77,12 +77,15 @@ def pack(
         raise SystemExit("the log does not count minutes: --hours says how long the training took")
     hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
     evaluation = folder / EVALUATION
+    found = []  # here, of the weights that were packed before
     if scores is None and evaluation.exists():
         scores = evaluation.read_text()
+        found.append(evaluation)
     if scores is not None and not _of_all(json.loads(scores)):
         raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
     arranged = folder / ARRANGEMENTS
     strings = arranged.read_text() if arranged.exists() else None
+    found += [arranged] if strings is not None else []
     if scores is not None and strings is None and card is None and isinstance(run.task, speech.Config):
         raise SystemExit(f"{arranged} is missing: experiments/speech/arrangements.py writes it")
     # Where the data was is nobody else's.
@@ -101,6 +104,11 @@ def pack(
 
     def write(place: Path) -> None:
         checkpoint.write_model(model, place, torch.float16)
+        for file in found:
+            if json.loads(file.read_text()).get("weights") != checkpoint.digest(place):
+                raise SystemExit(
+                    f"{file} is of other weights: remove it, pack the run, and evaluate it again"
+                )
         dataclasses.replace(run, folder=place).write()
         with (place / LOG).open("w", newline="") as file:
             write_log(file, curves)

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import hashlib
 import json
 import typing
 from pathlib import Path
@@ -231,6 +232,16 @@ def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, the oldest first."""
     steps = [x for x in run.glob("step-*") if (x / CONFIG).exists() and x.name[len("step-") :].isdigit()]
     return sorted(steps, key=step_of)
+
+
+def digest(model: str | Path) -> str:
+    """Return a SHA-256 of the weights of a model, given its folder or that of its run, newest checkpoint."""
+    found = hashlib.sha256()
+    for file in sorted(newest(Path(model)).glob("model*.safetensors")):
+        with file.open("rb") as content:
+            while part := content.read(2**20):
+                found.update(part)
+    return found.hexdigest()
 
 
 def step_of(folder: Path) -> int:

@@ -73,12 +73,17 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
     scores = {x: {"mean": 8, "error": 0} for x in ("bits_per_dim", "bits_per_dim_without_the_first")}
     for samples in (3, 4):
         told = {name: score | {"samples": samples} for name, score in scores.items()}
-        content = {"test_samples": 4, "partial": False, "scores": told}
+        content = {"test_samples": 4, "partial": False, "scores": told, "weights": checkpoint.digest(folder)}
         (folder / "evaluation.json").write_text(json.dumps(content))
         if samples < 4:
             with pytest.raises(SystemExit, match="is of a part of the test samples"):
                 pack(run, folder)
     pack(run, folder)
+    before = contents(folder)
+    other = dataclasses.replace(run, folder=tmp_path / "run-1")
+    with pytest.raises(SystemExit, match=r"evaluation.json is of other weights: remove it"):
+        pack(other, folder)
+    assert contents(folder) == before
     card = (folder / "README.md").read_text()
     # Two of the 260 images are held out for validation.
     assert card.count("10 steps of 1 images, 0.04 times over the data") == 3

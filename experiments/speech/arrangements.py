@@ -82,7 +82,8 @@ def main() -> None:
     place = folder / RESULTS
     other = "" if options.model == MODEL else f" --model {options.model}"
     command = f"python experiments/speech/arrangements.py --data DIR{other}"
-    reports.write(place, rows(found), {}, command=command, seeds=list(SEEDS), arrangements=found)
+    more = {"seeds": list(SEEDS), "arrangements": found, "weights": checkpoint.digest(place.parent)}
+    reports.write(place, rows(found), {}, command=command, **more)
     print(table(json.loads(place.read_text())))
     print(f"saved in {place}")
 

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from lintra import checkpoint
 from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli.model import SPLITS
@@ -15,6 +16,7 @@ class Evaluation:
     def __init__(self, model: Any, task: Task, options: Any, total: int):
         self.task, self.options, self.total = task, options, total
         self.parameters = sum(p.numel() for p in model.parameters())
+        self.weights = None if options.json is None else checkpoint.digest(options.model)
         self.start = time.perf_counter()
         self.seconds = 0.0
 
@@ -33,6 +35,7 @@ class Evaluation:
         reports.save(
             self.options.json,
             model=str(self.options.model),
+            weights=self.weights,
             parameters=self.parameters,
             task=to_json(self.task.config),
             test_samples=self.total,
