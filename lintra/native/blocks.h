@@ -138,12 +138,7 @@ struct Write {
 template <class T, i64 N>
 inline void write_block(const Write<T>& w) {
   constexpr i64 W = kLanes<T>;
-  Vec<T> sums[kRows][N];
-  LINTRA_UNROLL
-  for (i64 k = 0; k < kRows; ++k) {
-    LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) sums[k][n] = load(w.state + (k * N + n) * W) * (w.decays ? w.decays[k] : w.decay);
-  }
+  Vec<T> sums[kRows][N] = {};  // of the chunk first: token by token, a large state would round each of them
   for (i64 writer = 0; writer < w.writers; ++writer) {
     const T* b = w.b + writer * kChunk * w.b_step;
     const T* c = w.c + writer * kChunk * w.c_step;
@@ -161,7 +156,10 @@ inline void write_block(const Write<T>& w) {
   LINTRA_UNROLL
   for (i64 k = 0; k < kRows; ++k) {
     LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) store(w.state + (k * N + n) * W, sums[k][n]);
+    for (i64 n = 0; n < N; ++n) {
+      T* state = w.state + (k * N + n) * W;
+      store(state, load(state) * (w.decays ? w.decays[k] : w.decay) + sums[k][n]);
+    }
   }
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,10 +16,6 @@ from torch import Tensor
 
 from lintra import native
 from lintra.native.quantize import DTYPES, Map, Norm, pad_to_panels
-
-_CALL = struct.Struct("4q")  # lintra_decoder up to params
-_REST = struct.Struct("12q 2d 8q")  # and from there on
-_LAYER = struct.Struct("26q")  # lintra_layer
 
 
 class Layer(NamedTuple):
@@ -94,21 +89,21 @@ class Decoder:
     def __init__(self, shape: Shape, layers: Sequence[Layer], norm: Norm, head: Map):
         self.shape, self.outputs, self.pace = shape, head.outputs, Pace()
         self.parts = layers, norm, head  # the library holds their addresses
-        self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
+        self.table = b"".join(native.LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
         words = shape._replace(
             feature_map=native.FEATURE_MAPS[shape.feature_map],
             activation=native.ACTIVATIONS[shape.activation],
         )
         table = ctypes.cast(ctypes.c_char_p(self.table), ctypes.c_void_p).value
-        self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())
+        self.rest = native.DECODER_REST.pack(dtype, *words, table, *norm.words(), *head.words())
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raise MemoryError."""
         params = torch.empty(self.shape.batch, pad_to_panels(self.outputs), dtype=torch.float32, device="cpu")
         library, instruction_set = native.chosen()
         threads = self.pace.threads(torch.get_num_threads())
-        call = _CALL.pack(instruction_set, threads, x.data_ptr(), params.data_ptr())
+        call = native.DECODER_HEAD.pack(instruction_set, threads, x.data_ptr(), params.data_ptr())
         start = time.perf_counter()
         native.check(library.lintra_decode(call + self.rest))
         self.pace.took(threads, time.perf_counter() - start)

@@ -58,8 +58,9 @@ Kernels kernels(i64 isa) {
   switch (isa) {
     case LINTRA_BASELINE: return LINTRA_KERNELS(baseline);
     case LINTRA_AVX2:
-      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return LINTRA_KERNELS(avx2);
+      // Asked once: the instruction is trapped where the machine is a virtual one.
+      static const bool f16c = has_f16c();
+      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c) return LINTRA_KERNELS(avx2);
       break;
     case LINTRA_AVX512:
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

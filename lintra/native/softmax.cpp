@@ -239,7 +239,7 @@ struct SoftmaxCall {
     T* buffers = (T*)memory.get(workers * size * kSize, true);  // what pads rows has to be finite
     i64* current = (i64*)calloc(size_t(workers), sizeof(i64));
     if (!buffers || !current) return free(current), LINTRA_NO_MEMORY;
-    parallel(launch, workers, n * parts, [&](i64 task, i64 worker) {
+    parallel(launch, workers, n * parts, true, [&](i64 task, i64 worker) {
       if (sorted) forget_hidden(item(task));
       for (i64 round = 0; round < rounds(); ++round) {
         const Item x = item(task / parts, round);
@@ -296,9 +296,9 @@ struct SoftmaxCall {
       }
       each_tile(x, rows, keys, ahead[0], [&](const Sight& sight, i64 first, int known) {
         const T *k = keys.keys + first * d_step(), *v = keys.values + first * e_step();
-        const bool careful = known & KeyRows<T>::kWildValues && !x.order;
+        const bool nonfinite = known & KeyRows<T>::kNonfiniteValues && !x.order;
         with_rule(x, sight, rule, tokens, first,
-                  [&](auto&& seen) { tile.attend(sight, k, v, careful, ahead, seen); });
+                  [&](auto&& seen) { tile.attend(sight, k, v, nonfinite, ahead, seen); });
       });
       for (i64 row = 0; row < rows.count; ++row) {
         const T found = tile.finish(row, rows_read);
@@ -352,7 +352,7 @@ struct SoftmaxCall {
     T* buffers = (T*)memory.get(workers * size * kSize, true);
     T* all_sums = (T*)sums_memory.get((shared ? tasks : workers) * sums_size * kSize, false);
     if (!buffers || !all_sums) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, tasks, [&](i64 task, i64 worker) {
+    parallel(launch, workers, tasks, true, [&](i64 task, i64 worker) {
       const Item x = item(task / cut.count);
       T* sums = all_sums + (shared ? task : worker) * sums_size;
       memset((void*)sums, 0, size_t(sums_size) * kSize);
@@ -362,7 +362,7 @@ struct SoftmaxCall {
     });
     if (shared) {
       const i64 tiles = (key_count() + kTile - 1) / kTile;
-      parallel(launch, workers, n * tiles, [&](i64 task, i64 worker) {
+      parallel(launch, workers, n * tiles, true, [&](i64 task, i64 worker) {
         const Item x = item(task / tiles);
         const i64 from = task % tiles * kTile, to = from + kTile < x.keys ? from + kTile : x.keys;
         T* sums = all_sums + task / tiles * cut.count * sums_size;
@@ -428,7 +428,7 @@ struct SoftmaxCall {
       if (!rows.count) continue;
       const bool finite_q = read_tile(q, rows.first, rows.count, T(call.scale), tile.q, d_step());
       const bool finite_dO = read_tile(dO, rows.first, rows.count, T(1), tile.dO, e_step());
-      tile.wild_q = !finite_q && !x.order, tile.wild_dO = !finite_dO && !x.order;
+      tile.nonfinite_q = !finite_q && !x.order, tile.nonfinite_dO = !finite_dO && !x.order;
       read_tile(o, rows.first, rows.count, T(1), o_rows, e_step());
       for (i64 row = 0; row < kTile; ++row) {
         T found = -T(INFINITY), added = 0;
@@ -448,9 +448,9 @@ struct SoftmaxCall {
       each_tile(x, rows, keys, ahead[0], [&](const Sight& sight, i64 first, int known) {
         const T *k = keys.keys + first * d_step(), *v = keys.values + first * e_step();
         const i64 at = first - first_key;
-        const bool wild = known & KeyRows<T>::kWildKeys && !x.order;
+        const bool nonfinite = known & KeyRows<T>::kNonfiniteKeys && !x.order;
         with_rule(x, sight, rule, tokens, first, [&](auto&& seen) {
-          tile.attend(sight, k, v, wild, dk + at * d_step(), dv + at * e_step(), ahead, seen);
+          tile.attend(sight, k, v, nonfinite, dk + at * d_step(), dv + at * e_step(), ahead, seen);
         });
       });
       for (i64 row = 0; row < rows.count; ++row) {

@@ -46,16 +46,6 @@ inline void multiply_block(const Product<T>& p, i64 row, i64 column, Range k) {
   constexpr i64 W = kLanes<T>;
   Vec<T> sums[kBlockRows][N] = {};
   T* c = p.c + row * p.c_step + column;
-  if (Add) {
-    LINTRA_UNROLL
-    for (i64 i = 0; i < kBlockRows; ++i) {
-      LINTRA_UNROLL
-      for (i64 n = 0; n < N; ++n) {
-        sums[i][n] = load(c + i * p.c_step + n * W);
-        if (p.scale) sums[i][n] *= p.scale[row + i];
-      }
-    }
-  }
   const i64 step = p.a_step, b_step = p.b_step;
   const T* b = p.b + k.from * b_step + column;
   const T* a = Across ? p.a + k.from * step + row : p.a + row * step + k.from;
@@ -76,7 +66,11 @@ inline void multiply_block(const Product<T>& p, i64 row, i64 column, Range k) {
   LINTRA_UNROLL
   for (i64 i = 0; i < kBlockRows; ++i) {
     LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) store(c + i * p.c_step + n * W, sums[i][n]);
+    for (i64 n = 0; n < N; ++n) {
+      T* place = c + i * p.c_step + n * W;
+      if (Add) sums[i][n] += p.scale ? load(place) * p.scale[row + i] : load(place);
+      store(place, sums[i][n]);
+    }
   }
 }
 
@@ -164,14 +158,14 @@ inline void multiply_scores(const Sight& x, const T* keys, i64 step, const T* ro
 }
 
 // c [rows][columns] = scale c + P b, and c [keys][columns] += P^T b, for weights P^T [keys][kTile] that are 0 where a row
-// does not see a key. `careful`: b is not finite somewhere, and 0 times that is NaN.
+// does not see a key. `nonfinite`: b is not finite somewhere, and 0 times that is NaN.
 template <class T>
-inline void add_to_rows(const Sight& x, const Product<T>& p, i64 columns, bool careful) {
+inline void add_to_rows(const Sight& x, const Product<T>& p, i64 columns, bool nonfinite) {
   constexpr i64 W = kLanes<T>;
   for (i64 i = 0; i < x.rows; i += kBlockRows) {
     const i64 end = i + kBlockRows < x.rows ? i + kBlockRows : x.rows;
     const Range keys = x.keys_of(i, end);
-    if (!careful) {
+    if (!nonfinite) {
       multiply_rows<T, true, true>(p, i, {0, columns / W}, keys);
       continue;
     }
@@ -185,12 +179,12 @@ inline void add_to_rows(const Sight& x, const Product<T>& p, i64 columns, bool c
   }
 }
 template <class T>
-inline void add_to_keys(const Sight& x, const Product<T>& p, i64 columns, bool careful) {
+inline void add_to_keys(const Sight& x, const Product<T>& p, i64 columns, bool nonfinite) {
   constexpr i64 W = kLanes<T>;
   for (i64 j = 0; j < x.keys; j += kBlockRows) {
     const i64 end = j + kBlockRows < x.keys ? j + kBlockRows : x.keys;
     const Range rows = x.rows_of(j, end);
-    if (!careful) {
+    if (!nonfinite) {
       multiply_rows<T, false, true>(p, j, {0, columns / W}, rows);
       continue;
     }
@@ -317,7 +311,7 @@ void transpose_tile(const T* rows, i64 step, T* to) {
 // The keys and values of one head of one sequence, read and widened kTile at a time when they are first needed.
 template <class T>
 struct KeyRows {
-  enum { kRead = 1, kHidden = 2, kWildKeys = 4, kWildValues = 8 };  // wild: not all finite
+  enum { kRead = 1, kHidden = 2, kNonfiniteKeys = 4, kNonfiniteValues = 8 };
   TokenRows k, v;
   const char* visible;  // bytes, of which those of hidden keys are 0; or absent
   i64 visible_step, count;
@@ -350,7 +344,7 @@ struct KeyRows {
       value_zeros += widen_row(v, j, values + j * e_step, e_step);
     }
     ahead->next = to, ahead->end = count < to + kTile ? count : to + kTile;
-    return found | (sum<T>(key_zeros) == 0 ? 0 : kWildKeys) | (sum<T>(value_zeros) == 0 ? 0 : kWildValues);
+    return found | (sum<T>(key_zeros) == 0 ? 0 : kNonfiniteKeys) | (sum<T>(value_zeros) == 0 ? 0 : kNonfiniteValues);
   }
   // -> zeros, or NaN if a number is not finite.
   static Vec<T> widen_row(const TokenRows& rows, i64 j, T* to, i64 step) {
@@ -380,15 +374,15 @@ struct ForwardTile {
 
   // `make_seen(first row)` says who sees whom.
   template <class F>
-  void attend(const Sight& x, const T* keys, const T* values, bool careful, Ahead* ahead, F&& make_seen) {
+  void attend(const Sight& x, const T* keys, const T* values, bool nonfinite, Ahead* ahead, F&& make_seen) {
     multiply_scores(x, keys, d_step, q_t, d, scores, ahead);
-    for (i64 i = 0; i < x.rows; i += W) weigh(x, i, make_seen(i));
-    add_to_rows<T>(x, {scores, kTile, values, e_step, o, e_step, fade}, e_step, careful);
+    for (i64 i = 0; i < x.rows; i += W) softmax_weights(x, i, make_seen(i));
+    add_to_rows<T>(x, {scores, kTile, values, e_step, o, e_step, fade}, e_step, nonfinite);
   }
 
   // Scores -> weights relative to the largest score so far.
   template <class Seen>
-  void weigh(const Sight& x, i64 first, const Seen& seen) {
+  void softmax_weights(const Sight& x, i64 first, const Seen& seen) {
     T* column = scores + first;
     const Vec<T> least = splat(-T(INFINITY)), before = load(highest + first);
     Vec<T> most = before, sum{};

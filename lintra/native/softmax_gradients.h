@@ -17,21 +17,21 @@ struct BackwardTile {
   T *scores, *dscores;  // [kTile][kTile]
   T *dq;                // [kTile][d_step], to be scaled
   T *logsumexp, *less;  // [kTile]
-  bool wild_q, wild_dO;  // not all finite
+  bool nonfinite_q, nonfinite_dO;  // not all finite
 
   template <class F>
-  void attend(const Sight& x, const T* keys, const T* values, bool wild_keys, T* dk, T* dv, Ahead* ahead, F&& make_seen) {
+  void attend(const Sight& x, const T* keys, const T* values, bool nonfinite_keys, T* dk, T* dv, Ahead* ahead, F&& make_seen) {
     multiply_scores(x, keys, d_step, q_t, d, scores, ahead);
     multiply_scores(x, values, e_step, dO_t, e, dscores, ahead);
-    for (i64 i = 0; i < x.rows; i += W) weigh(x, i, make_seen(i));
-    add_to_keys<T>(x, {scores, kTile, dO, e_step, dv, e_step, nullptr}, e_step, wild_dO);
-    add_to_keys<T>(x, {dscores, kTile, q, d_step, dk, d_step, nullptr}, d_step, wild_q);
-    add_to_rows<T>(x, {dscores, kTile, keys, d_step, dq, d_step, nullptr}, d_step, wild_keys);
+    for (i64 i = 0; i < x.rows; i += W) softmax_weights(x, i, make_seen(i));
+    add_to_keys<T>(x, {scores, kTile, dO, e_step, dv, e_step, nullptr}, e_step, nonfinite_dO);
+    add_to_keys<T>(x, {dscores, kTile, q, d_step, dk, d_step, nullptr}, d_step, nonfinite_q);
+    add_to_rows<T>(x, {dscores, kTile, keys, d_step, dq, d_step, nullptr}, d_step, nonfinite_keys);
   }
 
   // Scores -> weights; gradients of weights -> of scores.
   template <class Seen>
-  void weigh(const Sight& x, i64 first, const Seen& seen) {
+  void softmax_weights(const Sight& x, i64 first, const Seen& seen) {
     T *column = scores + first, *dcolumn = dscores + first;
     const Vec<T> base = load(logsumexp + first), subtracted = load(less + first);
     each_seen(x, first, dcolumn, [&](i64) {});

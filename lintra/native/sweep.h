@@ -353,9 +353,9 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   }
   if (!s.denominators) return;
   for (i64 k = 0; k < shape.inner; k += kLanes<T>) {
-    Vec<T> total = load(state.z + k) * decay;
-    for (i64 j = 0; j < s.writers * kChunk; ++j) total += load(r.b + j * shape.b_step + k);
-    store(state.z + k, total);
+    Vec<T> sum = {};
+    for (i64 j = 0; j < s.writers * kChunk; ++j) sum += load(r.b + j * shape.b_step + k);
+    store(state.z + k, load(state.z + k) * decay + sum);
   }
 }
 

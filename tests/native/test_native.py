@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -397,6 +398,35 @@ def test_halves_are_subnormal_where_floats_are_flushed(instruction_set):
         finally:
             torch.set_flush_denormal(False)
     assert torch.equal(y.flatten(), x)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="subnormals are slow on x86 alone")
+def test_decays_come_to_zero_and_not_to_subnormals(instruction_set):
+    """On every thread; afterwards they compute with subnormals as before."""
+    inputs, _ = problem(200, 8, 8, decay=True)
+    inputs = cast(inputs, torch.float32)
+    inputs["log_decay"].fill_(-5.5)
+    inputs["k"][:, 20:] = 0.0
+    for count in (1, 2):
+        with threads(count):
+            y, kv = kernel.forward(**inputs)[:2]
+        tiny = torch.finfo(torch.float32).tiny
+        for x in (y, kv):
+            assert not ((x != 0) & (x.abs() < tiny)).any()
+        assert y[:, :20].abs().min() > 0
+        small = torch.full((4096,), 1e-39)
+        assert (small * 0.5 != 0).all()
+
+
+def test_a_long_sum_is_not_rounded_token_by_token(instruction_set):
+    """The state after 2^16 tokens, all positive: chunks are summed before they are added to it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.rand(1, 2**16, 1, 4, generator=generator) for _ in range(3))
+    _, kv, z = kernel.forward(q, k, v)[:3]
+    exact = torch.einsum("bsgf,bsge->bgfe", k.double(), v.double())
+    # Token by token they were off by 1e-5.
+    torch.testing.assert_close(kv.double(), exact, rtol=2e-6, atol=0)
+    torch.testing.assert_close(z.double(), k.double().sum(1), rtol=2e-6, atol=0)
 
 
 def test_decay_that_forgets_everything(instruction_set):
