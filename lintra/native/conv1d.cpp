@@ -15,6 +15,7 @@ namespace lintra {
 namespace LINTRA_ISA {
 
 constexpr i64 kChannels = 128;              // of a block: two pages of rows, and a whole number of cache lines
+constexpr i64 kRecent = 128;                // tokens whose gradients are summed before they are added to the whole sum
 constexpr double kParallelWork = 1 << 16;  // inputs below which waking a thread costs more than it saves
 
 // The derivative of silu, x sigmoid(x).
@@ -48,9 +49,10 @@ struct Conv1d {
     i64 column, columns, vectors;  // vectors: of elements, whole
     T *weight, *bias, *zero;       // [width][kChannels] [kChannels] [kChannels]
     Ring<T> inputs, dpre;
-    T *dweight, *dbias, *spare;
+    T *sums, *recent, *spare;  // of the gradients of the weights and the bias [width + 1][kChannels]; of late ones
   };
-  i64 scratch() const { return (4 * call.width + 4) * kChannels; }
+  i64 scratch() const { return (5 * call.width + 5) * kChannels; }
+  i64 all_sums() const { return (call.width + 1) * kChannels; }
 
   Block block(i64 i, T* rows, T** pointers) const {
     Block x;
@@ -66,8 +68,8 @@ struct Conv1d {
     x.bias = take(1);
     x.zero = take(1);
     x.spare = take(1);
-    x.dweight = take(call.width);
-    x.dbias = take(1);
+    x.sums = take(call.width + 1);
+    x.recent = take(call.width + 1);
     x.inputs = {pointers, call.width};
     x.dpre = {pointers + call.width, call.width};
     for (i64 j = 0; j < 2 * call.width; ++j) pointers[j] = take(1);
@@ -178,17 +180,28 @@ struct Conv1d {
         }
         LINTRA_UNROLL
         for (i64 j = 0; j < width; ++j) {
-          T* sum = at.dweight + j * kChannels + i;
+          T* sum = at.recent + j * kChannels + i;
           store(sum, load(sum) + d * load(at.inputs.rows[j] + i));
         }
-        store(at.dbias + i, load(at.dbias + i) + d);
+        T* sum = at.recent + width * kChannels + i;
+        store(sum, load(sum) + d);
       }
+      if (seen % kRecent == kRecent - 1) add_recent(at);
       places[(before + seen) % width] = t;
       emit(seen++, nullptr);
     }
+    add_recent(at);
     for (i64 k = 0; k < before; ++k) {
       memset((void*)at.dpre.next(), 0, size_t(kChannels) * kSize);
       emit(seen + k, call.dstate ? (const T*)call.dstate + state_row(s, k, at) : nullptr);
+    }
+  }
+
+  // Token by token, each would be rounded to the digits of the whole sum.
+  void add_recent(const Block& at) const {
+    for (i64 i = 0; i < all_sums(); i += kLanes<T>) {
+      store(at.sums + i, load(at.sums + i) + load(at.recent + i));
+      store(at.recent + i, Vec<T>{});
     }
   }
 
@@ -225,9 +238,10 @@ struct Conv1d {
     return each(launch, call.groups, [&](i64 group, i64 from, i64 to, const Block& at, i64* places) {
       for (i64 i = from; i < to; ++i) backward<W>(sequence(i), at, places);
       for (i64 j = 0; j < call.width; ++j)
-        memcpy((T*)call.dweight + (group * call.width + j) * call.c + at.column, at.dweight + j * kChannels,
+        memcpy((T*)call.dweight + (group * call.width + j) * call.c + at.column, at.sums + j * kChannels,
                size_t(at.columns) * kSize);
-      memcpy((T*)call.dbias + group * call.c + at.column, at.dbias, size_t(at.columns) * kSize);
+      const T* bias = at.sums + call.width * kChannels;
+      memcpy((T*)call.dbias + group * call.c + at.column, bias, size_t(at.columns) * kSize);
     });
   }
 

@@ -24,7 +24,7 @@ template <class T>
 struct ScanBuffers {
   T *A, *state, *D, *bias;
   T *u, *delta, *z, *y, *B, *C;
-  T *gradient, *dA, *dD, *dbias;  // from here on of the backward
+  T *gradient, *dA, *dD, *dbias, *tile_dD, *tile_dbias;  // from here on of the backward
   T *slope, *e, *dw, *ddelta;
   T *states, *decays, *dB, *dC;
 
@@ -42,7 +42,7 @@ struct ScanBuffers {
     take(room * n, c.B, c.C);
     if (!backward) return used;
     take(all, c.gradient, c.dA);
-    take(kScanChannels, c.dD, c.dbias);
+    take(kScanChannels, c.dD, c.dbias, c.tile_dD, c.tile_dbias);
     take(tile, c.slope, c.e, c.dw, c.ddelta);
     take((room + 1) * kScanStates * W, c.states);
     take(room * kScanStates * W, c.decays, c.dB, c.dC);
@@ -308,6 +308,7 @@ struct ScanCall {
       });
     }
     clear(size_t(kScanChannels * room() * kSize), c.dw, c.ddelta);
+    clear(kScanChannels * kSize, c.tile_dD, c.tile_dbias);  // token by token, the whole sum would round each of them
     const NextTile next = next_tile(at, token);
     each_states(call.n, [&](i64 first, auto states) {
       backward_states<states.count>(at, token, count, first, next, c);
@@ -315,12 +316,16 @@ struct ScanCall {
     each_vector(at, count, [&](i64 i, i64 channel) {
       const Vec<T> u = load(c.u + i), e = load(c.e + i), dw = load(c.dw + i);
       const Vec<T> ddt = (load(c.ddelta + i) + dw * u) * load(c.slope + i);
-      store(c.dD + channel, load(c.dD + channel) + e * u);
-      store(c.dbias + channel, load(c.dbias + channel) + ddt);
+      store(c.tile_dD + channel, load(c.tile_dD + channel) + e * u);
+      store(c.tile_dbias + channel, load(c.tile_dbias + channel) + ddt);
       store(c.dw + i, dw * load(c.delta + i) + e * load(c.D + channel));
       store(c.ddelta + i, ddt);
       store(c.z + i, load(c.z + i) * load(c.y + i));
     });
+    for (i64 i = 0; i < kScanChannels; i += W) {
+      store(c.dD + i, load(c.dD + i) + load(c.tile_dD + i));
+      store(c.dbias + i, load(c.dbias + i) + load(c.tile_dbias + i));
+    }
     write(c.dw, call.du, at, token, count);
     write(c.ddelta, call.ddt, at, token, count);
     if (call.z.data) write(c.z, call.dz, at, token, count);
