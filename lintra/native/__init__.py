@@ -98,7 +98,8 @@ def _load() -> ctypes.CDLL:
         function.restype = ctypes.c_int
     # In a forked child the team's threads may be missing, and calling it would hang. A bare os.fork before
     # the first import of this module cannot be seen; there PyTorch's own parallel loops hang as well.
-    if os.getpid() == _PROCESS and multiprocessing.parent_process() is None:
+    fresh = multiprocessing.parent_process() is None or "--multiprocessing-fork" in sys.orig_argv  # by spawn
+    if os.getpid() == _PROCESS and fresh:
         library.lintra_use_openmp(_gomp_parallel())
     return library
 

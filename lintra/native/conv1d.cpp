@@ -15,6 +15,7 @@ namespace lintra {
 namespace LINTRA_ISA {
 
 constexpr i64 kChannels = 128;              // of a block: two pages of rows, and a whole number of cache lines
+constexpr i64 kAhead = 6;                   // tokens that rows are fetched ahead
 constexpr i64 kRecent = 128;                // tokens whose gradients are summed before they are added to the whole sum
 constexpr double kParallelWork = 1 << 16;  // inputs below which waking a thread costs more than it saves
 
@@ -95,12 +96,16 @@ struct Conv1d {
   }
 
   void read(const lintra_tensor& x, const Sequence& s, i64 t, const Block& at, T* row) const {
-    const i64 place = s.row * x.b + (s.first + t) * x.t + at.column;
-    read_row(x.data + place * element_size(call.dtype), row, at.columns, call.dtype);
+    const i64 place = s.row * x.b + (s.first + t) * x.t + at.column, size = element_size(call.dtype);
+    const char* from = x.data + place * size;
+    if (t + kAhead < s.tokens) prefetch<0>(from + kAhead * x.t * size, at.columns * size);  // rows are pages apart
+    read_row(from, row, at.columns, call.dtype);
   }
   void write(void* y, const Sequence& s, i64 t, const Block& at, const T* row) const {
-    const i64 place = (s.row * call.t + s.first + t) * call.c + at.column;
-    write_row((char*)y + place * element_size(call.dtype), row, at.columns, call.dtype);
+    const i64 place = (s.row * call.t + s.first + t) * call.c + at.column, size = element_size(call.dtype);
+    char* to = (char*)y + place * size;
+    if (t + kAhead < s.tokens) prefetch<1>(to + kAhead * call.c * size, at.columns * size);
+    write_row(to, row, at.columns, call.dtype);
   }
   // Row k of a state [n width-1 c].
   i64 state_row(const Sequence& s, i64 k, const Block& at) const {

@@ -188,11 +188,6 @@ struct Sequence {
       if (r.per_feature && r.dlog_decay) prefetch<1>(r.dlog_decay + fetched * r.dlog_decay_token, r.f * kSize);
     }
   }
-  template <int Write>
-  static void prefetch(const void* row, i64 bytes) {
-    for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)row + i, Write, 2);
-  }
-
   void read_chunk(i64 number, bool queries) {
     start = number * kChunk;
     count = r.tokens - start < kChunk ? r.tokens - start : kChunk;

@@ -242,6 +242,12 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
   }
 }
 
+// Prefetches a row, to be read or, with Write = 1, written.
+template <int Write>
+LINTRA_INLINE void prefetch(const void* row, i64 bytes) {
+  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)row + i, Write, 2);
+}
+
 // Prefetches a token's row: rows of one head lie far apart, which defeats the hardware's prefetching.
 LINTRA_INLINE void prefetch_row(const Operand& o, i64 token, i64 head) {
   const i64 bytes = o.width * element_size(o.dtype);

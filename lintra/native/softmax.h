@@ -169,13 +169,15 @@ inline void add_to_rows(const Sight& x, const Product<T>& p, i64 columns, bool n
       multiply_rows<T, true, true>(p, i, {0, columns / W}, keys);
       continue;
     }
-    multiply_rows<T, true, true>(p, i, {0, columns / W}, {0, 0});
     for (i64 row = i; row < end; ++row)
-      for (i64 j = keys.from; j < keys.to; ++j)
-        for (i64 n = 0; x.sees(row, j) && n < columns; n += W) {
-          T* c = p.c + row * p.c_step + n;
-          store(c, load(c) + load(p.b + j * p.b_step + n) * p.a[j * p.a_step + row]);
-        }
+      for (i64 n = 0; n < columns; n += W) {
+        Vec<T> sum = {};
+        for (i64 j = keys.from; j < keys.to; ++j)
+          if (x.sees(row, j)) sum += load(p.b + j * p.b_step + n) * p.a[j * p.a_step + row];
+        T* c = p.c + row * p.c_step + n;
+        sum += p.scale ? load(c) * p.scale[row] : load(c);
+        store(c, sum);
+      }
   }
 }
 template <class T>
@@ -189,11 +191,13 @@ inline void add_to_keys(const Sight& x, const Product<T>& p, i64 columns, bool n
       continue;
     }
     for (i64 key = j; key < end; ++key)
-      for (i64 row = rows.from; row < rows.to; ++row)
-        for (i64 n = 0; x.sees(row, key) && n < columns; n += W) {
-          T* c = p.c + key * p.c_step + n;
-          store(c, load(c) + load(p.b + row * p.b_step + n) * p.a[key * p.a_step + row]);
-        }
+      for (i64 n = 0; n < columns; n += W) {
+        Vec<T> sum = {};
+        for (i64 row = rows.from; row < rows.to; ++row)
+          if (x.sees(row, key)) sum += load(p.b + row * p.b_step + n) * p.a[key * p.a_step + row];
+        T* c = p.c + key * p.c_step + n;
+        store(c, load(c) + sum);
+      }
   }
 }
 
