@@ -223,8 +223,8 @@ TABLE = """
 ?tests/attention/test_lsh.py::test_defect_23_what_later_tokens_decide_is_declared
 
 24 lintra/attention/softmax.py: the future is hidden only if there is another mask
--                return self.attend(q, k, v, None, causal=True)
-+                return self.attend(q, k, v, None)
+-            y = self.attend(q, k, v, None, causal=True)
++            y = self.attend(q, k, v, None)
 ?tests/attention/test_softmax.py::test_defect_24_the_future_is_hidden_without_another_mask
 
 24 lintra/attention/softmax.py: the first token after a cache sees the first key alone

@@ -27,9 +27,9 @@ OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """Classify texts, forecast series or transcribe recordings: one object per line, with the scores of a
-    text's classes, the quantiles of a forecast or the words of a recording. A text file is one text, or with
-    --lines one a line; CSV and JSON lines have one a row. Without files, every line of standard input is a
-    text, or the next row of a series, after which the following row is forecast."""
+    text's classes, the quantiles of a forecast or the words of a recording. A text file is one text, or one
+    per line with --lines; CSV and JSON lines have one per row. Without files, every line of standard input is
+    a text, or the next row of a series, after which the following row is forecast."""
 
     files: Files = ()  # texts, series (.csv, .jsonl) or audio files
     model: Path  # the folder of a run or checkpoint

@@ -98,7 +98,7 @@ def test_sections_speakers_and_names(lintra_says, data):
     made = ["a.jsonl", "a.trn", "a.ctm"]
     code, out, err = lintra_says("evaluate", "--model", "run", "--data", "kaldi", "--hypotheses", *made)
     assert (code, err) == (0, "")
-    assert "3 of 3 test utterances" in out
+    assert "all 3 test utterances" in out
     found, model = rows("a.jsonl"), checkpoint.load("run")
     where = [{key: row.get(key) for key in ("audio", "start", "duration", "speaker")} for row in found]
     audio = "kaldi/a.wav"
@@ -124,7 +124,7 @@ def test_a_corpus_with_a_name_is_judged_by_own_data_too(lintra_says, data):
     shipped = ["evaluate", "--model", "spoken-digits", "--hypotheses", "a.jsonl"]
     code, out, err = lintra_says(*shipped, "--data", "own.jsonl")
     assert (code, err) == (0, "")
-    assert "2 of 2 test utterances" in out
+    assert "all 2 test utterances" in out
     assert [row["hypothesis"] for row in rows("a.jsonl")] == ["zero", "three"]
     code, _, err = lintra_says(*shipped, "--data", "test")
     assert code == 2

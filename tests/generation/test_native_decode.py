@@ -266,9 +266,9 @@ def test_no_memory():
     model = build()
     step = NativeDecoder(model, begun(model, 1)[1])
     step.native.shape = step.native.shape._replace(batch=0)  # no memory is needed for the result
-    words = list(native.decoder._REST.unpack(step.native.rest))
+    words = list(native.DECODER_REST.unpack(step.native.rest))
     words[1] = 2**50
-    step.native.rest = native.decoder._REST.pack(*words)
+    step.native.rest = native.DECODER_REST.pack(*words)
     with pytest.raises(MemoryError):
         step.native(torch.zeros(1, 36))
 

@@ -139,7 +139,7 @@ def test_a_run_is_never_overwritten(new_run):
     assert train.Run.read(run.folder) == run
     checkpoint.save(run.model.build(), run.folder / "step-00000001")
     (run.folder / "run.json").unlink()  # its weights would otherwise be taken for those of the next run
-    with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already"):
+    with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds checkpoints without their run.json"):
         new_run(seed=1)
 
 

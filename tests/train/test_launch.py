@@ -150,7 +150,7 @@ def test_a_restarted_job_finds_the_run_that_it_began(environment, new_run, name)
         new_run()
     (run.folder / "run.json").unlink()  # a checkpoint that nothing describes
     checkpoint.save(run.model.build(), run.folder / "step-00000001")
-    with pytest.raises(checkpoint.Error, match="holds a run already"):
+    with pytest.raises(checkpoint.Error, match="holds checkpoints without"):
         new_run()
 
 

@@ -235,12 +235,12 @@ def _packing(
     fresh = seen.causal and not seen.masked and seen.sequence is None and q.shape[1] == k.shape[1] > 1
     if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
         # Where no cache is made, transformers' mask already says so, even for positions that jump.
-        begun = _restarts(position_ids)
+        begun = restarts(position_ids)
         seen = seen if begun is None else seen._replace(sequence=begun.expand(q.shape[0], -1))
     return None if seen.sequence is None else seen.layout(q)
 
 
-def _restarts(position_ids: Tensor) -> Tensor | None:
+def restarts(position_ids: Tensor) -> Tensor | None:
     """Return the number of the sequence of each token, where positions [b t] begin again at 0; None if they
     do not. Looks once at a tensor that all layers get: looking waits for a GPU."""
     version = None if torch.compiler.is_compiling() or position_ids.is_inference() else position_ids._version

@@ -104,7 +104,8 @@ def linear_attention(
         layout = _validate(q, k, v, given, state, mask, cu_seqlens, scale, chunk, **options)
     recurs = beta is not None or (log_decay is not None and log_decay.dim() == 4)
     if state is not None and not (recurs or normalize or state.z.shape[2]):
-        counted = LinearState(state.kv, state.kv.new_zeros(state.kv.shape[:3], dtype=state.z.dtype))
+        z = state.kv.new_zeros(state.kv.shape[:3], dtype=checks.sum_dtype(q.dtype))
+        counted = LinearState(state.kv, z)
         given = {"log_decay": log_decay, "log_input": log_input, "feature_map": feature_map, "scale": scale}
         options = {"causal": causal, "normalize": False, "chunk": chunk, "impl": impl}
         y, after = linear_attention(q, k, v, state=counted, layout=layout, **given, **options)

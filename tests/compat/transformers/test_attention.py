@@ -12,7 +12,7 @@ import lintra.hf  # noqa: E402
 from benchmarks.families import FAMILIES  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
-from lintra.compat.transformers.attention import REGISTERED, _restarts, attend, configured  # noqa: E402
+from lintra.compat.transformers.attention import REGISTERED, attend, configured, restarts  # noqa: E402
 from lintra.compat.transformers.cache import StateLayer, claim  # noqa: E402
 from lintra.compat.transformers.masking import Visible, masks, visible  # noqa: E402
 
@@ -339,11 +339,11 @@ def test_layers_look_once_whether_sequences_are_packed(monkeypatch):
         monkeypatch.undo()
     assert counts[0] == counts[1] == 1
     positions = torch.tensor([[0, 1, 2, 0, 1]])
-    assert _restarts(positions).tolist() == [[1, 1, 1, 2, 2]]
-    assert _restarts(positions[:, :3]) is None
+    assert restarts(positions).tolist() == [[1, 1, 1, 2, 2]]
+    assert restarts(positions[:, :3]) is None
     positions[0, 3] = 3
     positions[0, 4] = 4
-    assert _restarts(positions) is None  # and not what it was before
+    assert restarts(positions) is None  # and not what it was before
 
 
 @pytest.fixture
