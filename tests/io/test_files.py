@@ -43,6 +43,7 @@ def test_what_is_written_is_flushed_before_it_appears(tmp_path, monkeypatch):
 def test_a_process_that_outlives_the_holder_of_a_lock_does_not_hold_it(tmp_path):
     """As data workers do when training is killed."""
     come, go = os.pipe()
+    forked, begun = os.pipe()
     program = f"""
 import os, sys
 from pathlib import Path
@@ -50,16 +51,19 @@ from lintra.io.files import locked
 with locked(Path({str(tmp_path)!r})):
     if os.fork():
         os._exit(0)
+    os.write({begun}, b"x")
     os.read({come}, 1)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, pass_fds=[come])
+    subprocess.run([sys.executable, "-c", program], check=True, pass_fds=[come, begun])
+    os.close(begun)
     try:
+        assert os.read(forked, 1) == b"x"  # the holder may end before the other process has let go
         with files.locked(tmp_path):
             pass
     finally:
         os.write(go, b"x")
-        os.close(go)
-        os.close(come)
+        for end in (go, come, forked):
+            os.close(end)
 
 
 def test_what_killed_programs_left_is_removed_after_a_day(tmp_path):
