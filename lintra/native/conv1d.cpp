@@ -222,7 +222,7 @@ struct Conv1d {
     Memory memory;
     char* buffers = memory.get(workers * size, false);
     if (!buffers) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, n, false, [&](i64 i, i64 worker) {
+    parallel(launch, workers, n, Subnormals::kKept, [&](i64 i, i64 worker) {
       char* mine = buffers + worker * size;
       const i64 group = i / blocks();
       const Block at = block(i % blocks(), (T*)mine, (T**)(mine + rows));

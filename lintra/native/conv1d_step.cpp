@@ -89,7 +89,7 @@ struct Conv1dStep {
     Memory memory;
     T* rows = (T*)memory.get(workers * size * i64(sizeof(T)), false);
     if (!rows) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, n, false, [&](i64 i, i64 worker) {
+    parallel(launch, workers, n, Subnormals::kKept, [&](i64 i, i64 worker) {
       block(i / blocks, i % blocks * kStepChannels, rows + worker * size);
     });
     return LINTRA_OK;

@@ -144,7 +144,7 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
     const Split<T> split = {problem, pass, b, g, parts, s, Shape::of(s), (T*)states + i * parts * state_size};
     memcpy((void*)(splits + i), &split, sizeof split);
   }
-  parallel(launch, workers, tasks, call.log_decay.data != nullptr, [&](i64 task, i64 worker) {
+  parallel(launch, workers, tasks, problem.subnormals(), [&](i64 task, i64 worker) {
     if (task < whole_jobs / heads_together) {
       Pass pass;
       i64 b, g;
@@ -159,7 +159,7 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
     }
   });
   for (i64 i = 0; i < split_jobs; ++i) splits[i].combine();
-  parallel(launch, workers, split_jobs * parts, call.log_decay.data != nullptr, [&](i64 task, i64 worker) {
+  parallel(launch, workers, split_jobs * parts, problem.subnormals(), [&](i64 task, i64 worker) {
     const Split<T>& split = splits[task / parts];
     Scratch<T> r = buffers(split.s, worker);
     split.second_round(task % parts, r);
@@ -185,7 +185,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   Memory memory;
   T* rows = (T*)memory.get(workers * 4 * padded * i64(sizeof(T)), false);
   if (!rows) return LINTRA_NO_MEMORY;
-  parallel(launch, workers, items, call.log_decay.data != nullptr, [&](i64 item, i64 worker) {
+  parallel(launch, workers, items, problem.subnormals(), [&](i64 item, i64 worker) {
     const Sweep<T> s = problem.make(kForward, item / call.g, item % call.g);
     T *k = rows + worker * 4 * padded, *v = k + padded, *q = v + padded, *y = q + padded;
     const bool real = s.write_tokens.real(0);

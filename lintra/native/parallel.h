@@ -21,18 +21,21 @@ struct Memory {
   }
 };
 
-// While it lives, results of this thread that would be subnormal are 0 if `on`: on x86 each of them takes as long as a
-// hundred operations, and what decays, or is far below the largest score, comes to them in the end.
+// On x86 an operation with a subnormal result takes as long as a hundred others, and what decays, or is far below the
+// largest score, comes to such results in the end.
+enum class Subnormals { kKept, kFlushed };
+
+// While it lives, results of this thread that would be subnormal are 0, if they are to be flushed.
 struct FlushSubnormals {
 #if defined(__x86_64__)
   static constexpr unsigned kFlush = 0x8000;
   const unsigned before = _mm_getcsr();
-  explicit FlushSubnormals(bool on) {
-    if (on) _mm_setcsr(before | kFlush);
+  explicit FlushSubnormals(Subnormals results) {
+    if (results == Subnormals::kFlushed) _mm_setcsr(before | kFlush);
   }
   ~FlushSubnormals() { _mm_setcsr((_mm_getcsr() & ~kFlush) | (before & kFlush)); }
 #else
-  explicit FlushSubnormals(bool) {}
+  explicit FlushSubnormals(Subnormals) {}
 #endif
   FlushSubnormals(const FlushSubnormals&) = delete;
 };
@@ -43,12 +46,12 @@ template <class F>
 struct Parallel {
   const F& f;
   i64 n;
-  bool flush;  // subnormal results
+  Subnormals results;
   i64 next_task, next_worker;
 
   static void work(void* context) {
     Parallel& p = *(Parallel*)context;
-    const FlushSubnormals flush(p.flush);
+    const FlushSubnormals flush(p.results);
     const i64 worker = __atomic_fetch_add(&p.next_worker, 1, __ATOMIC_RELAXED);
     for (;;) {
       const i64 task = __atomic_fetch_add(&p.next_task, 1, __ATOMIC_RELAXED);
@@ -58,8 +61,8 @@ struct Parallel {
   }
 };
 template <class F>
-void parallel(lintra_launch launch, i64 threads, i64 n, bool flush, const F& f) {
-  Parallel<F> p{f, n, flush, 0, 0};
+void parallel(lintra_launch launch, i64 threads, i64 n, Subnormals results, const F& f) {
+  Parallel<F> p{f, n, results, 0, 0};
   if (threads > n) threads = n;
   if (threads <= 1)
     Parallel<F>::work(&p);

@@ -1,5 +1,6 @@
 // From a call to its sweeps: which operands each pass has, and where its states come from and go.
 #pragma once
+#include "parallel.h"
 #include "sweep.h"
 
 namespace lintra {
@@ -26,6 +27,8 @@ struct Problem {
   static constexpr i64 kSize = sizeof(T);
 
   bool packed() const { return call.cu_seqlens && call.b > 1; }
+  // States that decay become subnormal; sums of inputs do not.
+  Subnormals subnormals() const { return call.log_decay.data ? Subnormals::kFlushed : Subnormals::kKept; }
   SequenceSpan span(i64 b) const {
     if (!call.cu_seqlens) return {b, 0, call.t, call.s};
     const i64 first = call.cu_seqlens[b], tokens = call.cu_seqlens[b + 1] - first;

@@ -122,7 +122,7 @@ struct RecurrenceCall {
     Memory memory;
     char* buffers = memory.get(workers * size * kSize, true);  // what pads rows and states has to be finite
     if (!buffers) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, n, true, [&](i64 i, i64 worker) {
+    parallel(launch, workers, n, Subnormals::kFlushed, [&](i64 i, i64 worker) {
       const StateItem at = item(i);
       const Recurrence<T> r = make(at);
       ChunkBuffers<T> c;
@@ -174,7 +174,7 @@ struct RecurrenceCall {
     const bool aligned = (uintptr_t)call.state_out % LINTRA_VECTOR_BYTES == 0 && e % kLanes<T> == 0;
     const bool streamed = aligned && call.h == call.g && n * f * e * kSize > kStreamed;
     if (!rows) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, n, true, [&](i64 i, i64 worker) {
+    parallel(launch, workers, n, Subnormals::kFlushed, [&](i64 i, i64 worker) {
       StateItem at = {};
       at.sequence = at.row = i / call.g;
       at.state = i % call.g;

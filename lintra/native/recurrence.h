@@ -188,6 +188,7 @@ struct Sequence {
       if (r.per_feature && r.dlog_decay) prefetch<1>(r.dlog_decay + fetched * r.dlog_decay_token, r.f * kSize);
     }
   }
+
   void read_chunk(i64 number, bool queries) {
     start = number * kChunk;
     count = r.tokens - start < kChunk ? r.tokens - start : kChunk;

@@ -163,7 +163,7 @@ struct ScanCall {
     Memory memory;
     T* buffers = (T*)memory.get(workers * size * kSize, true);
     if (!buffers) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, n, true, [&](i64 i, i64 worker) {
+    parallel(launch, workers, n, Subnormals::kFlushed, [&](i64 i, i64 worker) {
       const ScanItem at = item(i);
       T* mine = buffers + worker * size;
       ScanBuffers<T> c;

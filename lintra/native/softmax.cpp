@@ -239,7 +239,7 @@ struct SoftmaxCall {
     T* buffers = (T*)memory.get(workers * size * kSize, true);  // what pads rows has to be finite
     i64* current = (i64*)calloc(size_t(workers), sizeof(i64));
     if (!buffers || !current) return free(current), LINTRA_NO_MEMORY;
-    parallel(launch, workers, n * parts, true, [&](i64 task, i64 worker) {
+    parallel(launch, workers, n * parts, Subnormals::kFlushed, [&](i64 task, i64 worker) {
       if (sorted) forget_hidden(item(task));
       for (i64 round = 0; round < rounds(); ++round) {
         const Item x = item(task / parts, round);
@@ -352,7 +352,7 @@ struct SoftmaxCall {
     T* buffers = (T*)memory.get(workers * size * kSize, true);
     T* all_sums = (T*)sums_memory.get((shared ? tasks : workers) * sums_size * kSize, false);
     if (!buffers || !all_sums) return LINTRA_NO_MEMORY;
-    parallel(launch, workers, tasks, true, [&](i64 task, i64 worker) {
+    parallel(launch, workers, tasks, Subnormals::kFlushed, [&](i64 task, i64 worker) {
       const Item x = item(task / cut.count);
       T* sums = all_sums + (shared ? task : worker) * sums_size;
       memset((void*)sums, 0, size_t(sums_size) * kSize);
@@ -362,7 +362,7 @@ struct SoftmaxCall {
     });
     if (shared) {
       const i64 tiles = (key_count() + kTile - 1) / kTile;
-      parallel(launch, workers, n * tiles, true, [&](i64 task, i64 worker) {
+      parallel(launch, workers, n * tiles, Subnormals::kFlushed, [&](i64 task, i64 worker) {
         const Item x = item(task / tiles);
         const i64 from = task % tiles * kTile, to = from + kTile < x.keys ? from + kTile : x.keys;
         T* sums = all_sums + task / tiles * cut.count * sums_size;
