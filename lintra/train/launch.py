@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+PARENT = os.getppid()  # read before the seconds that importing the rest takes: it may end meanwhile
+
 
 class LauncherInfo(NamedTuple):
     """A program that has started this process together with others."""

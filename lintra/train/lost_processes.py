@@ -27,6 +27,7 @@ _WORDS = (
     "broken pipe",
 )  # of errors of communication
 NOTICED = 10.0  # seconds within which a process notices by itself that another has ended
+_ending = threading.Event()  # this process, which has noticed and says so
 
 
 class LostProcess(ConnectionError):
@@ -92,6 +93,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
             raise
         if launcher is not None:
             launcher.kill(signal.SIGKILL)
+        _ending.set()
         raise lost() from error
     finally:
         over.set()
@@ -123,12 +125,17 @@ def end_with_parent() -> None:
     watched = launch.is_started_by_lightning() if found is None else found.name == "torchrun"
     if not watched:
         return
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == launch.PARENT:
             time.sleep(0.5)
-        print("lintra: stopped, as the process that started this one has ended", file=sys.stderr, flush=True)
+        time.sleep(1.0)  # where that one trained too, its end may come as a communication error
+        if _ending.is_set():
+            time.sleep(NOTICED)
+        else:
+            print(
+                "lintra: stopped, as the process that started this one has ended", file=sys.stderr, flush=True
+            )
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()
