@@ -56,7 +56,10 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
         return
     import fcntl
 
-    handle = os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise Error(f"{path} cannot be locked: {error.strerror}") from error
     _held.add(handle)
     try:
         try:  # the lock ends with the process, however that ends

@@ -65,16 +65,24 @@ class Run:
         if not launch.is_first_process():
             return run
         run = dataclasses.replace(run, job=run.digest_of_job())
-        if (run.folder / RUN).exists() or checkpoints(run.folder):
-            if (begun := _begun_by(run)) is not None:
+        with contextlib.suppress(OSError):  # writing says why
+            run.folder.mkdir(parents=True, exist_ok=True)
+        with run.locked() if run.folder.is_dir() else contextlib.nullcontext():  # two may begin at once
+            return run._begin()
+
+    def _begin(self) -> "Run":
+        """Return the run once it is written, or the one that this job had begun in the folder."""
+        if (self.folder / RUN).exists() or checkpoints(self.folder):
+            if (begun := _begun_by(self)) is not None:
                 return begun
-            if not (run.folder / RUN).exists():
-                raise Error(f"{folder} holds checkpoints without their {RUN}: choose another folder")
+            if not (self.folder / RUN).exists():
+                raise Error(f"{self.folder} holds checkpoints without their {RUN}: choose another folder")
             raise Error(
-                f"{folder} holds a run already: resume it with --resume {folder}, or choose another folder"
+                f"{self.folder} holds a run already: resume it with --resume {self.folder}, or choose another "
+                "folder"
             )
-        task, sums = keep_copies(run.task, run.folder)
-        run = dataclasses.replace(run, task=task, copies=sums)
+        task, sums = keep_copies(self.task, self.folder)
+        run = dataclasses.replace(self, task=task, copies=sums)
         run.write()
         return run
 
