@@ -48,19 +48,21 @@ def stopping() -> Iterator[Stopping]:
         yield noted
         return
 
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
     def note(signum: int, _: Any) -> None:
         noted.signum = signum
         restore()
         if noted.raises:
             raise StopRequested
 
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
     try:
+        for signum in before:
+            signal.signal(signum, note)
         yield noted
     finally:
         restore()
