@@ -201,7 +201,7 @@ def when(happened: Callable[[], object], signum: int) -> threading.Thread:
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident, signum)
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     return thread
 
@@ -220,7 +220,7 @@ def test_a_pipe_that_stays_open_is_heard_until_a_signal(lintra_says, long, monke
 
     with open(reads, "rb") as end, open(writes, "wb") as begin:
         content = raw(long)
-        feeding = threading.Thread(target=lambda: (begin.write(content), begin.flush()))
+        feeding = threading.Thread(target=lambda: (begin.write(content), begin.flush()), daemon=True)
         feeding.start()
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=end, isatty=lambda: False))
         thread = when(lambda: not feeding.is_alive() and read(), signum)

@@ -213,5 +213,5 @@ def test_it_ends_while_a_pipe_is_open(run, by):
             process.stdout.close()
             process.stdin.write(b"bbb\n")
             process.stdin.flush()
-        assert process.wait(timeout=60) == (130 if by == "a signal" else 0)
+        assert process.wait(timeout=60) == (130 if by == "a signal" else 141)
         assert b"Fatal" not in process.stderr.read()

@@ -3,8 +3,10 @@
 With LINTRA_TEST_BACKEND=nccl each process has its own GPU, and its arguments are moved there.
 """
 
+import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
@@ -71,10 +73,15 @@ def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens: other tests run at the same time."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Return a port on which nobody listens. It is of a range of its own for each of the tests that run at the
+    same time, below those that systems give to connections: nobody takes it before the test does."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20
+    ports = range(20_000 + 500 * worker, 20_500 + 500 * worker)
+    for port in random.Random().sample(ports, len(ports)):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"none of the ports {ports} is free")
 
 
 def moved(x: Any, device: torch.device) -> Any:

@@ -524,7 +524,7 @@ def test_killed_at_a_random_moment(tmp_path):
         until = time.monotonic() + 60
         while time.monotonic() < until and process.poll() is None and run.checkpoints()[-1:] == before:
             time.sleep(0.05)
-        delay = int.from_bytes(os.urandom(1), "big") / 256
+        delay = int.from_bytes(os.urandom(1), "big") / 1024
         print(f"killed {delay} s after a checkpoint")  # shown if it fails
         time.sleep(delay)
         os.killpg(process.pid, signal.SIGKILL)

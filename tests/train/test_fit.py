@@ -415,7 +415,7 @@ def test_killed_at_a_random_moment(new_run):
         new_run(name, steps=300, save_every=3, validate_every=50) for name in ("whole", "killed")
     )
     process = start(killed)
-    delay = int.from_bytes(os.urandom(1), "big") / 256
+    delay = int.from_bytes(os.urandom(1), "big") / 1024
     print(f"killed after {delay} s")  # shown if it fails
     time.sleep(delay)
     process.kill()

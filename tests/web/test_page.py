@@ -239,9 +239,9 @@ def test_everything_has_a_name(small, opened):
             assert found.page.get_by_role(role).count() == len(names)
 
 
-def test_no_button_becomes_another_under_the_pointer(small, opened):
+def test_no_button_becomes_another_under_the_pointer(shipped, opened):
     """A double click on the start button starts twice; the stop button is a separate one beside it."""
-    with opened(small, reduced_motion="reduce") as found:
+    with opened(shipped, reduced_motion="reduce") as found:
         found.says("Ready")
         found.set("pace", 0)
         go, stop = found.page.locator("#go"), found.page.locator("#stop")
@@ -255,6 +255,11 @@ def test_no_button_becomes_another_under_the_pointer(small, opened):
         found.says("Stopped.")
         assert stop.is_disabled()
         assert found.page.evaluate("document.activeElement.id") == "go"
+
+
+def test_the_race_keeps_its_buttons(small, opened):
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
         race, end = found.page.locator("#race"), found.page.locator("#race-stop")
         assert end.is_disabled()
         race.click()
