@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from lintra import checkpoint, train
 from lintra.attention import linear
+from lintra.io.files import locked
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
@@ -130,6 +132,15 @@ def test_a_run_knows_the_kind_of_its_model(new_run, tmp_path):
     ):
         other = train.Run.create(tmp_path / type(model).__module__, task=task, model=model, train=Config())
         assert train.Run.read(other.folder) == other
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
+def test_a_run_that_another_program_is_beginning_is_not_begun(tmp_path):
+    task = text_classification.Config(data="reviews.tsv")
+    model = encoder.Config(vocabulary=256, outputs=2, pool="mean")
+    with locked(tmp_path), pytest.raises(checkpoint.Error, match="by another process"):
+        train.Run.create(tmp_path, task=task, model=model, train=Config())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_never_overwritten(new_run):
