@@ -92,6 +92,20 @@ def test_all_numbers_of_rows(instruction_set):
         assert torch.equal(run(NativeDecoder(model, one), tokens[:1], one)[0], all_of_them[:1])
 
 
+def test_far_tails_of_gelu_are_0(instruction_set):
+    """Subnormal ones would be slow to multiply. Weights as large as floats show whether there are any."""
+    model = build()
+    with torch.no_grad():
+        for block in model.blocks:
+            up, down = block.mlp.up, block.mlp.down
+            up.weight.zero_()
+            up.bias.copy_(torch.linspace(-13.01, -15, up.bias.numel()))
+            down.weight.fill_(1e38)
+    tokens, state = begun(model, 1)
+    found, _ = run(NativeDecoder(model, state), tokens, state)
+    close(found, run(model.extend, tokens, state)[0], TOLERANCE["float32"])  # in PyTorch they are 0
+
+
 def test_threads_share_the_work_and_change_nothing(instruction_set):
     model = build(width=96, layers=3)
     for batch in (1, 64):

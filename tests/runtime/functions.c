@@ -46,6 +46,12 @@ static void compare(const char *name, vf (*mine)(vf), double (*right)(double), f
   printf("%s %.3f\n", name, worst);
 }
 
+static void count_subnormal(void) {
+  uint32_t found = 0;
+  for (float x = -20; x < 0; x += 1e-5f) found += fpclassify(gelu(splat(x))[W - 1]) == FP_SUBNORMAL;
+  printf("subnormal gelu %u\n", found);
+}
+
 static void compare_halves(void) {
   uint32_t wrong = 0;
   for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
@@ -127,6 +133,7 @@ int main(void) {
   compare("far gelu", gelu_of, exact_gelu, 5.0f, 1e30f, 1, 0);
   compare("log sigmoid", log_sigmoid_of, exact_log_sigmoid, 0x1p-30f, 80.0f, 1, 0);
   compare("one minus exp", one_minus_exp_of, exact_one_minus_exp, 0x1p-30f, 1e30f, 0, 1);
+  count_subnormal();
   compare_halves();
   compare_products();
   compare_quantization();
