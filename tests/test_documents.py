@@ -219,7 +219,8 @@ def figures(*reports: dict) -> str:
     heads = ["measured"] if len(reports) == 1 else machines
     lines = [f"| work | {' | '.join(heads)} | target |", "| --- " * (len(heads) + 2) + "|"]
     of_machines = [{row["what"]: row for row in report["rows"]} for report in reports]
-    for what in dict.fromkeys(what for rows in reversed(of_machines) for what in rows):
+    newest_first = sorted(reports, key=lambda report: report["date"], reverse=True)
+    for what in dict.fromkeys(row["what"] for report in newest_first for row in report["rows"]):
         found = [rows.get(what) for rows in of_machines]
         cells = ["" if x is None else f"{rounded(x['figure'])} {x['unit']}" for x in found]
         cells.append(next((x["target"] for x in found if x and x["target"]), ""))
@@ -228,8 +229,8 @@ def figures(*reports: dict) -> str:
 
 
 def of_all_machines(files: str) -> list[Path]:
-    """The reports of one benchmark, newest last."""
-    found = sorted(ROOT.glob(files), key=lambda file: json.loads(file.read_text())["date"])
+    """The reports of one benchmark, in the order of the columns."""
+    found = sorted(ROOT.glob(files), reverse=True)
     assert found, files
     return found
 

@@ -12,7 +12,7 @@ import lintra
 from lintra import attention, compat, native, runtime
 from lintra.ops import dispatch
 
-CHUNKED_IS_SLOWER = 7  # forward + backward, in the figures of benchmarks/results/
+CHUNKED_IS_SLOWER = 5  # forward + backward, in the figures of benchmarks/results/
 
 
 def list_mechanisms(args: Sequence[str]) -> int:
