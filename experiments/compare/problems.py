@@ -15,6 +15,7 @@ from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+_HALF_AT_ONCE = RATES[1:]  # where a quarter of the steps does not separate them: all of these with half
 TEST_SEED = 2**20  # the seed of synthetic test data, on which nothing is trained or chosen
 Preset = Literal["small", "whole", "paper"]
 SHAKESPEARE = {"tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"}
@@ -132,7 +133,7 @@ def mqar(length: int, pairs: int, width: int) -> Problem:
         title=f"recall of {pairs} pairs in {length} tokens, width {width}",
         steps={"small": 1_000, "whole": 4_000},
         settings=recall.Config(pairs=pairs, keys=64, values=16, length=length),
-        rates=(1e-3, 3e-3, 1e-2, 3e-2),
+        rates=_HALF_AT_ONCE,
         halvings=1,
         network={"layers": 2, "width": width, "heads": width // 32, "position": "none", "conv": 4},
     )
@@ -151,9 +152,11 @@ PROBLEMS: tuple[Problem, ...] = (
     mqar(64, 16, 64),
     Problem(
         name="copying",
-        title="selective copying of 16 symbols among 128",
-        steps={"small": 800, "whole": 8_000},
-        settings=selective_copying.Config(copied=16, length=128),
+        title="selective copying of 8 symbols among 48",
+        steps={"small": 1_500, "whole": 6_000},
+        settings=selective_copying.Config(copied=8, length=48),
+        rates=_HALF_AT_ONCE,
+        halvings=1,
         network=_SMALL,
     ),
     Problem(
