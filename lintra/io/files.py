@@ -72,6 +72,7 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
     finally:
         if handle in _held:
             _held.remove(handle)
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that is being forked has the handle too
             os.close(handle)
 
 

@@ -120,11 +120,12 @@ inline void apply_panel(const lintra_map& map, i64 dtype, i64 panel, const float
 }
 
 // x Phi(x), Hendrycks and Gimpel 2016, arXiv:1606.08415, with erfc as t exp(-z^2 + p(t)), t = 1 / (1 + z / 2), after Press
-// et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0. Below -13 it is 0: results would become
-// subnormal, and a product with one of those takes as long as a hundred others.
+// et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0. Below -13 it is 0: soon results would be
+// subnormal, and an operation on one of those takes as long as a hundred others.
 LINTRA_INLINE Vec<float> gelu(Vec<float> x) {
   constexpr float p[] = {-1.26551223f, 1.00002368f,  0.37409196f, 0.09678418f,  -0.18628806f,
                          0.27886807f,  -1.13520398f, 1.48851587f, -0.82215223f, 0.17087277f};
+  x = select<float>(x < splat(-13.0f), Vec<float>{}, x);
   const Mask<float> positive = x > Vec<float>{};
   const Vec<float> z = select<float>(positive, x, -x) * 0.70710678f;
   const Vec<float> t = 1.0f / (z * 0.5f + 1.0f);
@@ -132,7 +133,7 @@ LINTRA_INLINE Vec<float> gelu(Vec<float> x) {
   LINTRA_UNROLL
   for (int i = 8; i >= 0; --i) series = series * t + p[i];
   const Vec<float> tail = x * 0.5f * t * exp_below<float>(series - z * z);  // x times the smaller share
-  return select<float>(positive, x - tail, select<float>(x < splat(-13.0f), Vec<float>{}, tail));
+  return select<float>(positive, x - tail, tail);
 }
 
 LINTRA_INLINE Vec<float> relu(Vec<float> x) { return at_least(0.0f, x); }

@@ -299,9 +299,10 @@ INLINE vf softplus(vf x) {
 INLINE vf sigmoid(vf x) { return 1.0f / (exponential(-x) + 1.0f); }
 
 // x Phi(x), Hendrycks and Gimpel 2016, arXiv:1606.08415, with erfc as t exp(-z^2 + p(t)), t = 1 / (1 + z / 2), after Press
-// et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0. Below -13 it is 0: results would become
-// subnormal, and a product with one of those takes as long as a hundred others.
+// et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0. Below -13 it is 0: soon results would be
+// subnormal, and an operation on one of those takes as long as a hundred others.
 INLINE vf gelu(vf x) {
+  x = blend(x < -13.0f, (vf){0}, x);
   const vi positive = x > 0.0f;
   const vf z = blend(positive, x, -x) * 0.70710678f, t = 1.0f / (z * 0.5f + 1.0f);
   vf p = splat(0.17087277f);
@@ -315,7 +316,7 @@ INLINE vf gelu(vf x) {
   p = p * t + 1.00002368f;
   p = p * t - 1.26551223f;
   const vf tail = x * 0.5f * t * exponential(p - z * z);  // x times the smaller share
-  return blend(positive, x - tail, blend(x < -13.0f, (vf){0}, tail));
+  return blend(positive, x - tail, tail);
 }
 
 // sin and cos of an angle below 2^32 in size, to about 1e-13; NaN beyond. pi / 2 is taken off in three parts, of which the

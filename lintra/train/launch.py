@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-PARENT = os.getppid()  # read before the seconds that importing the rest takes: it may end meanwhile
+PARENT = os.getppid()  # read before Lightning is imported, which takes seconds: it may end meanwhile
+
+
+def _read_parent() -> None:
+    global PARENT
+    PARENT = os.getppid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_read_parent)
 
 
 class LauncherInfo(NamedTuple):

@@ -66,6 +66,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
     processes that a `WatchingLauncher` has started. Where this process does not notice that one of them has
     ended, since it waits for that one or computes, it ends with the same message."""
     launcher, over = trainer.strategy.launcher, threading.Event()
+    _ending.clear()
 
     def lost() -> LostProcess:
         return LostProcess(
@@ -129,13 +130,9 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == launch.PARENT:
             time.sleep(0.5)
-        time.sleep(1.0)  # where that one trained too, its end may come as a communication error
-        if _ending.is_set():
+        if found is None and _ending.wait(NOTICED):  # that one trained too: its end came as an error
             time.sleep(NOTICED)
-        else:
-            print(
-                "lintra: stopped, as the process that started this one has ended", file=sys.stderr, flush=True
-            )
+        print("lintra: stopped, as the process that started this one has ended", file=sys.stderr, flush=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end-with-parent").start()

@@ -28,7 +28,7 @@ from lintra.checkpoint import (
 )
 from lintra.config import registry
 from lintra.config.fields import check_one, shown
-from lintra.io.files import Error, leftovers, locked, read_json, write_atomically
+from lintra.io.files import Error, leftovers, locked, read_json, refuse_unwritable, write_atomically
 from lintra.train import launch
 from lintra.train.config import Config
 from lintra.train.file_copies import Sums, copied, find_copies, keep_copies, refuse_others
@@ -58,16 +58,17 @@ class Run:
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Write run.json, and copies of files that its checkpoints need, into a folder without a run or
         checkpoints; the first process does so for all. A job restarted by its launcher finds the run that it
-        began itself, and resumes it. Raises Error if there is another run, TypeError for a model with a class
-        of your own in it, of which no checkpoint could be written."""
+        began itself, and resumes it. Raises Error if there is another run, or another program begins or
+        trains one, TypeError for a model with a class of your own in it, of which no checkpoint could be
+        written."""
         refuse_foreign(model, "model")
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not launch.is_first_process():
             return run
         run = dataclasses.replace(run, job=run.digest_of_job())
-        with contextlib.suppress(OSError):  # writing says why
-            run.folder.mkdir(parents=True, exist_ok=True)
-        with run.locked() if run.folder.is_dir() else contextlib.nullcontext():  # two may begin at once
+        if not run.folder.is_dir():
+            refuse_unwritable(run.folder / RUN)
+        with locked(run.folder):  # two may begin at once
             return run._begin()
 
     def _begin(self) -> "Run":
@@ -78,8 +79,8 @@ class Run:
             if not (self.folder / RUN).exists():
                 raise Error(f"{self.folder} holds checkpoints without their {RUN}: choose another folder")
             raise Error(
-                f"{self.folder} holds a run already: resume it with --resume {self.folder}, or choose another "
-                "folder"
+                f"{self.folder} holds a run already: resume it with --resume {self.folder}, or choose "
+                "another folder"
             )
         task, sums = keep_copies(self.task, self.folder)
         run = dataclasses.replace(self, task=task, copies=sums)

@@ -73,8 +73,8 @@ def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens. It is of a range of its own for each of the tests that run at the
-    same time, below those that systems give to connections: nobody takes it before the test does."""
+    """Return a port on which nobody listens. Each of the processes that run tests at the same time has a
+    range of its own, below those that systems give to connections: nobody takes it before the test does."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20
     ports = range(20_000 + 500 * worker, 20_500 + 500 * worker)
     for port in random.Random().sample(ports, len(ports)):

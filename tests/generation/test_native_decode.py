@@ -93,7 +93,7 @@ def test_all_numbers_of_rows(instruction_set):
 
 
 def test_far_tails_of_gelu_are_0(instruction_set):
-    """Subnormal ones would be slow to multiply. Weights as large as floats show whether there are any."""
+    """Subnormal ones would be slow to multiply. Weights near the largest float would show any."""
     model = build()
     with torch.no_grad():
         for block in model.blocks:

@@ -1,6 +1,8 @@
 """Who started the processes of a run is read from the environment, and must match the settings."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -169,3 +171,16 @@ def test_a_run_that_no_launcher_began_is_never_taken_for_its_own(environment, ne
     with pytest.raises(checkpoint.Error, match="holds a run already"):
         new_run()
     assert train.Run.read(run.folder) == run
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_knows_the_parent_of_its_own():
+    program = """
+import os
+from lintra.train import launch
+known = launch.PARENT == os.getppid()
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not known)
+os._exit(launch.PARENT != os.getppid())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

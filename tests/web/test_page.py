@@ -258,6 +258,7 @@ def test_no_button_becomes_another_under_the_pointer(shipped, opened):
 
 
 def test_the_race_keeps_its_buttons(small, opened):
+    """It has a stop button of its own, too."""
     with opened(small, reduced_motion="reduce") as found:
         found.says("Ready")
         race, end = found.page.locator("#race"), found.page.locator("#race-stop")
