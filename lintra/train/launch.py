@@ -172,7 +172,6 @@ def _agent() -> str:
     name = os.environ["TORCHELASTIC_RUN_ID"]
     if name != "none":  # what torchrun writes without --rdzv-id
         return name
-    parent = os.getppid()
-    status = Path(f"/proc/{parent}/stat")  # of Linux; numbers of processes come again
+    status = Path(f"/proc/{PARENT}/stat")  # of Linux; numbers of processes come again
     started = status.read_text().rpartition(")")[2].split()[19] if status.exists() else ""
-    return f"on {socket.gethostname()}, process {parent} {started}".rstrip()
+    return f"on {socket.gethostname()}, process {PARENT} {started}".rstrip()

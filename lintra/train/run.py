@@ -73,15 +73,15 @@ class Run:
 
     def _begin(self) -> "Run":
         """Return the run once it is written, or the one that this job had begun in the folder."""
-        if (self.folder / RUN).exists() or checkpoints(self.folder):
+        if (self.folder / RUN).exists():
             if (begun := _begun_by(self)) is not None:
                 return begun
-            if not (self.folder / RUN).exists():
-                raise Error(f"{self.folder} holds checkpoints without their {RUN}: choose another folder")
             raise Error(
                 f"{self.folder} holds a run already: resume it with --resume {self.folder}, or choose "
                 "another folder"
             )
+        if checkpoints(self.folder):
+            raise Error(f"{self.folder} holds checkpoints without their {RUN}: choose another folder")
         task, sums = keep_copies(self.task, self.folder)
         run = dataclasses.replace(self, task=task, copies=sums)
         run.write()
@@ -276,7 +276,7 @@ def _sizes(config: Any) -> Iterator[tuple[str, Any]]:
 
 def _begun_by(run: Run) -> Run | None:
     """Return the run in the folder, if this very job began it and was restarted since."""
-    if run.job is None or not launch.restarted() or not (run.folder / RUN).exists():
+    if run.job is None or not launch.restarted():
         return None
     begun = Run.read(run.folder, run.task)
     return begun if begun.job == run.job else None
