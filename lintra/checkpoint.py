@@ -108,8 +108,24 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     Raises Error if anything is missing, damaged, of another format or does not fit its configuration,
     ValueError for a device that is not there.
     """
+    return load_from(folder, device)[0]
+
+
+def load_from(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Any, Path]:
+    """Load a model as `load` does -> the model and the folder that has its weights: of a run that is being
+    trained, the checkpoint that was the newest. Raises as `load` does."""
     _check_device(device)
-    folder = newest(Path(folder))
+    found = newest(Path(folder))
+    while True:
+        try:
+            return _load(found, device), found
+        except Error:
+            if (newer := newest(Path(folder))) == found:
+                raise
+            found = newer  # the training has dropped the other one meanwhile
+
+
+def _load(folder: Path, device: str | torch.device) -> Any:
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict) or "format" not in content:
         raise Error(f"{folder / CONFIG} is not a lintra model: it has no format version")

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -461,6 +462,25 @@ def test_the_newest_checkpoint_of_a_run(tmp_path):
     (tmp_path / "step-100000001").mkdir()  # incomplete: no configuration in it
     checkpoint.save(build(), tmp_path / "step-by-step")
     assert len(checkpoint.load(tmp_path).blocks) == 3
+
+
+def test_a_checkpoint_that_training_drops_while_it_is_read(tmp_path, monkeypatch):
+    """The next one is read instead; where there is none, the error stays."""
+    checkpoint.save(build(layers=1), tmp_path / "step-00000001")
+    read = checkpoint.read_whole
+
+    def dropped(folder, *args):
+        if folder.name == "step-00000001":
+            checkpoint.save(build(layers=2), tmp_path / "step-00000002")
+            shutil.rmtree(folder)
+        return read(folder, *args)
+
+    monkeypatch.setattr(checkpoint, "read_whole", dropped)
+    model, found = checkpoint.load_from(tmp_path)
+    assert (len(model.blocks), found.name) == (2, "step-00000002")
+    (found / checkpoint.WEIGHTS).unlink()
+    with pytest.raises(checkpoint.Error, match="step-00000002"):
+        checkpoint.load(tmp_path)
 
 
 def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):

@@ -88,28 +88,29 @@ class Options:
 
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
-    model, task = open_model(options.model, options.device, options.data)
+    opened = open_model(options.model, options.device, options.data)
+    model, task = opened.model, opened.task
     drawn = [] if options.pictures is None else pictures.files_in(options.pictures)
-    refuse_data(options.model, task, [*options.written, *drawn])
+    refuse_data(opened, [*options.written, *drawn])
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
-        return evaluate_speech.evaluate(model, task, options)
+        return evaluate_speech.evaluate(opened, options)
     for name in [*changed(options.decoding), *(["hypotheses"] if options.hypotheses else [])]:
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     if options.predictions and not isinstance(task, TextClassification):
         raise UsageError(f"predictions are for texts, {options.model} is of the task {task.name}")
     refuse_unwritable(options.predictions)
     if isinstance(task, SeriesTask):
-        return evaluate_series.evaluate(model, task, options)
+        return evaluate_series.evaluate(opened, options)
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
-    refuse_changed_data(options.model, task)
+    refuse_changed_data(opened)
     refuse_unwritable(options.pictures and options.pictures / "any.png")
     chosen = sampled(len(task.test), options.limit, options.seed)
     if isinstance(model, Decoder):
         memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
     off = _checked(model, task, chosen, options)
-    evaluation = Evaluation(model, task, options, len(task.test))
+    evaluation = Evaluation(opened, options, len(task.test))
     nats, batch = torch.empty(0), options.batch
     with (
         progress("scoring", len(chosen), "samples", quiet=options.output.quiet) as report,

@@ -1,11 +1,11 @@
 """`lintra evaluate` for a forecaster of series."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from lintra.cli.arguments import UsageError
 from lintra.cli.evaluation import Evaluation
-from lintra.cli.model import sampled
+from lintra.cli.model import Opened, sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import Estimate
@@ -17,13 +17,15 @@ from lintra.tasks.series import SeriesTask
 _HEADINGS: tuple[str, ...] = ("", "quantile loss", "MASE", "within 80 %")
 
 
-def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
+def evaluate(opened: Opened, options: Any) -> int:
     """Score forecasts of the task's test windows, by `lintra.cli.evaluate.Options` -> the exit code."""
+    model: Forecaster = opened.model
+    task = cast(SeriesTask, opened.task)
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task series")
     check_recurrent(model)
     windows = sampled(len(task.test), options.limit, options.seed)
-    evaluation, quiet = Evaluation(model, task, options, len(task.test)), options.output.quiet
+    evaluation, quiet = Evaluation(opened, options, len(task.test)), options.output.quiet
     with progress("forecasting", len(windows), "windows", quiet=quiet) as report, stopping() as stop:
         settings = {"batch": options.batch, "seed": options.seed}
         scores = forecast_scores(model, task, windows, **settings, report=report, stopped=stop)

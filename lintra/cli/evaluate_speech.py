@@ -2,13 +2,13 @@
 
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, cast
 
 from lintra import evaluate as scoring
 from lintra.audio import features
 from lintra.cli.arguments import UsageError
 from lintra.cli.evaluation import Evaluation
-from lintra.cli.model import sampled
+from lintra.cli.model import Opened, sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate, hypotheses
@@ -18,9 +18,11 @@ from lintra.speech.corpus import Corpus, Skipped, describe_skipped, prepare
 from lintra.tasks.speech import Speech
 
 
-def evaluate(model: CTC, task: Speech, options: Any) -> int:
+def evaluate(opened: Opened, options: Any) -> int:
     """Print error rates on the task's test set, by `lintra.cli.evaluate.Options`. Return the exit code, 1
     where utterances were skipped."""
+    model: CTC = opened.model
+    task = cast(Speech, opened.task)
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
     if options.predictions:
@@ -30,7 +32,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             files.refuse_unwritable(file)
     config, search = model.config, options.decoding.search(model)
     corpus, skipped = _corpus(config.features, task, options)
-    evaluation, quiet = Evaluation(model, task, options, len(task.tested)), options.output.quiet
+    evaluation, quiet = Evaluation(opened, options, len(task.tested)), options.output.quiet
     with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping() as stop:
         scored, without = scoring.transcripts(
             model,

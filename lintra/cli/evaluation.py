@@ -6,17 +6,16 @@ from typing import Any
 from lintra import checkpoint
 from lintra.bench import reports
 from lintra.checkpoint import to_json
-from lintra.cli.model import SPLITS
-from lintra.tasks import Task
+from lintra.cli.model import SPLITS, Opened
 
 
 class Evaluation:
     """One evaluation of a model on a task's `total` test samples, from now on."""
 
-    def __init__(self, model: Any, task: Task, options: Any, total: int):
-        self.task, self.options, self.total = task, options, total
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.weights = None if options.json is None else checkpoint.digest(options.model)
+    def __init__(self, opened: Opened, options: Any, total: int):
+        self.task, self.options, self.total = opened.task, options, total
+        self.parameters = sum(p.numel() for p in opened.model.parameters())
+        self.weights = None if options.json is None else checkpoint.digest(opened.folder)
         self.start = time.perf_counter()
         self.seconds = 0.0
 

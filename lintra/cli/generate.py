@@ -113,7 +113,8 @@ def generate_command(args: Sequence[str]) -> int:
             asked = f"weights={options.weights}" if options.engine == "pytorch" else "engine=runtime"
             raise UsageError(f"{asked} is for the CPU: add --device cpu")
         device = "cpu"
-    model, task = open_model(options.model, device, options.data)
+    opened = open_model(options.model, device, options.data)
+    model, task = opened.model, opened.task
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
     for name in ("prompt", "length", "stop", "end", "stream"):
@@ -125,7 +126,7 @@ def generate_command(args: Sequence[str]) -> int:
         raise UsageError("samples must be at least 1, got 0")
     drawing = Drawing(options, model)
     if isinstance(task, PixelTask):
-        refuse_data(options.model, task, options.written)
+        refuse_data(opened, options.written)
         _images(options, drawing, task)
     elif isinstance(task, Text):
         task.check(model.config)

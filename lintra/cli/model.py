@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -16,15 +16,25 @@ Device = Literal["auto", "cpu", "cuda"]
 SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by` is called
 
 
-def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Task]:
-    """Load a model, in evaluation mode, from a run, one of its checkpoints or a folder with a run.json of its
-    own, and its task, whose data is where it was in training or in `data`.
+class Opened(NamedTuple):
+    """A model, in evaluation mode, as it was found."""
+
+    model: Any
+    folder: Path  # of its weights: for a run, of its newest checkpoint
+    run: train.Run
+    task: Task  # that of the run, or the same with other data
+
+
+def open_model(folder: Path, device: Device, data: str | None) -> Opened:
+    """Load a model from a run, one of its checkpoints or a folder with a run.json of its own, and its task,
+    whose data is where it was in training or in `data`.
 
     Raises checkpoint.Error, UsageError, and DataError for `data` of a task that reads no files.
     """
-    model = checkpoint.load(folder, chosen(device))
-    config = train.Run.around(folder).task
-    return model, (config if data is None else config.with_data(data)).build()
+    model, found = checkpoint.load_from(folder, chosen(device))
+    run = train.Run.around(folder)
+    task = (run.task if data is None else run.task.with_data(data)).build()
+    return Opened(model, found, run, task)
 
 
 def chosen(device: Device) -> str:
@@ -46,24 +56,26 @@ def sampled(n: int, limit: int | None, seed: int) -> list[int]:
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:limit].sort().values.tolist()
 
 
-def refuse_data(folder: Path, task: Task, written: Iterable[Path]) -> None:
+def refuse_data(opened: Opened, written: Iterable[Path]) -> None:
     """Raise UsageError if an output would replace a file that the task reads, in training or now, or be a new
     one among those that it would read next time."""
-    for config in (train.Run.around(folder).task, task.config):
+    for config in (opened.run.task, opened.task.config):
         named = [getattr(config, name) for name in config.PATHS]
         for data in [expanded(x) for x in named if x is not None]:
             for file in written:
                 joins = config.SEARCHED is None or file.suffix.lower() in config.SEARCHED
                 if is_part_of(file, data) and (joins or file.exists() or not data.is_dir()):
-                    raise UsageError(f"{file} would be among the data of {folder}: write to another folder")
+                    raise UsageError(
+                        f"{file} would be among the data of {opened.run.folder}: write to another folder"
+                    )
 
 
-def refuse_changed_data(folder: Path, task: Task) -> None:
+def refuse_changed_data(opened: Opened) -> None:
     """Raise Error if the samples to score on were held out of data that have changed since training began,
     which may have moved some that were learned from among them."""
-    begun_with = train.Run.around(folder).data
-    if task.judged_by == "validate" and begun_with is not None:
-        check_same(fingerprint(task), begun_with, folder)
+    run, task = opened.run, opened.task
+    if task.judged_by == "validate" and run.data is not None:
+        check_same(fingerprint(task), run.data, run.folder)
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:

@@ -69,11 +69,26 @@ def train_command(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         _print_help()
     elif any(arg.partition("=")[0] == "--resume" for arg in args):
-        _refuse_settings(args)
-        options = parse(Resume, args, prog="lintra train", description="Resume a run.")
-        changes = {name: getattr(options, name) for name in _CHANGEABLE}
-        changes["checkpoint_blocks"] = options.checkpoint_blocks or None
-        run = train.Run.read(options.resume)
+        _resume(args)
+    elif (name := args[0].replace("_", "-")) in _names():
+        new = _new_run(name, args[1:])
+        from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
+
+        fit_checked(*new)
+    else:
+        raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
+    return 0
+
+
+def _resume(args: Sequence[str]) -> None:
+    """Train the run that these flags of --resume name, with the settings that they change."""
+    _refuse_settings(args)
+    options = parse(Resume, args, prog="lintra train", description="Resume a run.")
+    changes = {name: getattr(options, name) for name in _CHANGEABLE}
+    changes["checkpoint_blocks"] = options.checkpoint_blocks or None
+    _check_logger(options.wandb)
+    with train.Run.read(options.resume).locked():
+        run = train.Run.read(options.resume)  # which a process that had the lock may have changed
         nodes = options.nodes or (launcher() or run.train).nodes or 1
         if options.devices == nodes == 1:  # no other process shares the batch
             changes["strategy"] = options.strategy or "auto"
@@ -85,26 +100,15 @@ def train_command(args: Sequence[str]) -> int:
         verbosity = options.output.verbosity
         task = _watched(run.task, verbosity)
         given = of_launcher | _given(changes)
-        _check_logger(options.wandb)
-        with run.locked():  # another process that trains it has its settings from run.json
-            settings = dataclasses.replace(run.train, **given)
-            settings.check_batch(task.batch_tokens, task.batch)
-            check_room(task, run.model, settings, torch.device(chosen("auto")))
-            if given and is_first_process():
-                check_begun(run, task)
-            run = run.changed(**given)
-        _fit_checked(run, task, verbosity)
-    elif (name := args[0].replace("_", "-")) in _names():
-        _fit_checked(*_new_run(name, args[1:]))
-    else:
-        raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
-    return 0
+        settings = dataclasses.replace(run.train, **given)
+        settings.check_batch(task.batch_tokens, task.batch)
+        check_room(task, run.model, settings, torch.device(chosen("auto")))
+        if given and is_first_process():
+            check_begun(run, task)
+        run = run.changed(**given)
+        from lintra.train.loop import fit_locked  # Lightning, as above
 
-
-def _fit_checked(run: train.Run, task: tasks.Task, verbosity: Verbosity) -> None:
-    from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not if flags are wrong
-
-    fit_checked(run, task, verbosity)
+        fit_locked(run, task, verbosity)
 
 
 def _check_logger(wandb: str | None) -> None:

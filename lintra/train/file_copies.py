@@ -33,6 +33,12 @@ def keep_copies(task: Any, folder: Path) -> tuple[Any, Sums]:
     return dataclasses.replace(task, **places), sums
 
 
+def refuse_unreadable(task: Any) -> None:
+    """Raise Error where a file that a run of these settings would copy cannot be read."""
+    for field in copied(task):
+        _read(expanded(getattr(task, field)))
+
+
 def find_copies(task: Any, folder: Path, sums: Sums) -> Any:
     """Return settings as run.json has them with the places of the copies in `folder`. Raises Error where one
     is missing or has another sum."""

@@ -53,10 +53,14 @@ def fit(run: Run, task: Task | None, verbosity: Verbosity = "progress") -> None:
 
 def fit_checked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
     """Train as `fit` does, without checking again that its batches are right and fit in memory."""
-    if not takes_part(run.train):
-        return
-    end_with_parent()
     with run.locked():
+        fit_locked(run, task, verbosity)
+
+
+def fit_locked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
+    """Train as `fit_checked` does, for a caller that holds the lock of the run."""
+    if takes_part(run.train):
+        end_with_parent()
         _fit(run, task, verbosity, is_first_process())
 
 

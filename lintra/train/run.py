@@ -31,7 +31,14 @@ from lintra.config.fields import check_one, shown
 from lintra.io.files import Error, leftovers, locked, read_json, refuse_unwritable, write_atomically
 from lintra.train import launch
 from lintra.train.config import Config
-from lintra.train.file_copies import Sums, copied, find_copies, keep_copies, refuse_others
+from lintra.train.file_copies import (
+    Sums,
+    copied,
+    find_copies,
+    keep_copies,
+    refuse_others,
+    refuse_unreadable,
+)
 
 RUN = "run.json"
 
@@ -67,6 +74,7 @@ class Run:
             return run
         run = dataclasses.replace(run, job=run.digest_of_job())
         if not run.folder.is_dir():
+            refuse_unreadable(run.task)  # before there is an empty folder
             refuse_unwritable(run.folder / RUN)
         with locked(run.folder):  # two may begin at once
             return run._begin()

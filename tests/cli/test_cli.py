@@ -1,5 +1,6 @@
 """The command line: what it prints, what it refuses in one line, with which exit code."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from lintra import attention, checkpoint, runtime, train
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.arguments import UsageError
 from lintra.cli.mechanism import mechanism
+from lintra.io.files import locked
 from lintra.tasks import copy, images, speech
 from lintra.train import data_checks
 from lintra.train.schedule import learning_rate
@@ -307,6 +309,21 @@ def test_what_the_core_imports():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+@contextlib.contextmanager
+def _changed_meanwhile(run):
+    """Lock a run that another process changes between its reading and the lock."""
+    run.changed(lr=2e-3)
+    with locked(run.folder):
+        yield
+
+
+def _refused_to_others(run, task, verbosity):
+    """Show that another process gets no lock between the changes and the training."""
+    assert run.train.steps == 5
+    with pytest.raises(checkpoint.Error, match="by another process"), locked(run.folder):
+        pass
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -322,6 +339,11 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     assert code == 2
     assert "is being trained by another process" in err
     assert train.Run.read("run").train.steps == 3
+    with monkeypatch.context() as another:
+        another.setattr(train.Run, "locked", _changed_meanwhile)
+        another.setattr("lintra.train.loop.fit_locked", Mock(side_effect=_refused_to_others))
+        assert lintra_says("train", "--resume", "run", "--steps", "5")[0] == 0
+    assert (train.Run.read("run").train.steps, train.Run.read("run").train.lr) == (5, 2e-3)
     code, out, _ = lintra_says("train", "--resume", "run", "--steps", "4")
     assert code == 0
     assert "step 4/4" in out

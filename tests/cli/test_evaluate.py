@@ -40,6 +40,20 @@ def test_images_by_both_conventions(lintra_says, folder):
     assert "The probabilities of all 17 symbols sum to 1 within" in out
 
 
+def test_the_weights_named_are_those_scored(lintra_says, folder, tmp_path, monkeypatch):
+    """Those of the newest checkpoint when the command began, though training may save another."""
+    run = folder("run", digits.Config())
+    scored = checkpoint.digest(run.folder)
+
+    def trained(path):
+        checkpoint.save(run.model.build(), run.folder / "step-00000002")
+
+    monkeypatch.setattr("lintra.cli.evaluate.refuse_unwritable", trained)
+    assert lintra_says("evaluate", "--model", "run", "--limit", "3", "--json", "a.json")[0] == 0
+    assert json.loads((tmp_path / "a.json").read_text())["weights"] == scored
+    assert checkpoint.digest(run.folder) != scored
+
+
 @pytest.mark.parametrize("flag", ["--json", "--pictures"])
 def test_a_place_that_cannot_be_written_is_told_before_scoring(lintra_says, folder, tmp_path, flag):
     folder("run", digits.Config())

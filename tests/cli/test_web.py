@@ -15,7 +15,8 @@ def test_one_file(lintra_says, folder, tmp_path):
     code, out, err = lintra_says("web", "--model", "run", "--out", "page.html")
     assert (code, err) == (0, "")
     assert out.startswith("page.html: ")
-    model, task = open_model(run.folder, "cpu", None)
+    opened = open_model(run.folder, "cpu", None)
+    model, task = opened.model, opened.task
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run")
     lintra_says("web", "--model", "run", "--out", "page.html", "--weights", "int8")
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run", "int8")

@@ -1,5 +1,6 @@
 """Files that a run keeps copies of: found wherever the run is, and identified by their checksums."""
 
+import dataclasses
 import json
 
 import pytest
@@ -62,5 +63,9 @@ def test_a_file_of_that_name_stays(run, tmp_path):
     with pytest.raises(Error, match=r"other has another tokenizer\.json in it: choose another folder"):
         train.Run.create(tmp_path / "other", **given)
     assert (tmp_path / "other" / "tokenizer.json").read_text() == "{}"
+    gone = dataclasses.replace(run.task, tokenizer=str(tmp_path / "gone.json"))
+    with pytest.raises(Error, match=r"gone\.json cannot be read"):
+        train.Run.create(tmp_path / "lost" / "run", **given | {"task": gone})
+    assert not (tmp_path / "lost").exists()
     again = train.Run.create(tmp_path / "new" / "run", **given)
     assert again.copies == run.copies

@@ -72,7 +72,8 @@ def small():
 
 @pytest.fixture(scope="session")
 def shipped():
-    return Subject(*open_model(Path("mnist-small"), "cpu", None))
+    opened = open_model(Path("mnist-small"), "cpu", None)
+    return Subject(opened.model, opened.task)
 
 
 @pytest.fixture(scope="session")
