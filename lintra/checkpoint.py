@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from lintra import attention, legacy, models
 from lintra.attention import AttentionConfig, FeatureMap, State
 from lintra.config import fields, registry
-from lintra.io.files import Error, read_json, write_atomically
-from lintra.io.shards import read_whole
+from lintra.io.files import Error, expanded, read_json, write_atomically
+from lintra.io.shards import files_of, read_whole
 from lintra.io.tensors import is_part, read_tensors, write_tensors
 from lintra.models import Model
 
@@ -218,7 +218,7 @@ def _mixed(weights: dict[str, torch.Tensor]) -> str:
 def find(model: str | Path) -> Path:
     """The folder of that name; if it holds no model, that of the model of that name that comes with the
     library, if there is one."""
-    folder = Path(model)
+    folder = expanded(model)
     holds = (folder / CONFIG).exists() or checkpoints(folder)
     return SHIPPED / folder if not holds and str(model) in shipped() else folder
 
@@ -251,9 +251,10 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def digest(model: str | Path) -> str:
-    """Return a SHA-256 of the weights of a model, given its folder or that of its run, newest checkpoint."""
+    """Return a SHA-256 of the files of a model's weights, given its folder or that of its run, newest
+    checkpoint. Raises Error."""
     found = hashlib.sha256()
-    for file in sorted(newest(Path(model)).glob("model*.safetensors")):
+    for file in files_of(newest(Path(model)), "model"):
         with file.open("rb") as content:
             while part := content.read(2**20):
                 found.update(part)

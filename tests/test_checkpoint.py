@@ -418,7 +418,7 @@ def test_a_part_of_a_model_is_not_written_over(tmp_path):
     others = ("run.json", "shards.json", "tokenizer.json", "training.json")
     for name in ("config.json", "model.safetensors", *others):
         with pytest.raises(
-            ValueError, match=r"json must be a file of its own, got .* a part of a model's folder"
+            ValueError, match=r"json must be a file of its own, got .* a part of a run, model"
         ):
             files.refuse_folder("json", tmp_path / "run" / name)
         files.refuse_folder("json", tmp_path / name)
@@ -426,7 +426,7 @@ def test_a_part_of_a_model_is_not_written_over(tmp_path):
     (tmp_path / "run" / "model.safetensors").rename(tmp_path / "run" / "model-00001-of-00002.safetensors")
     for name in ("config.json", "model.safetensors.index.json"):  # a model in several files
         (tmp_path / "run" / "model.safetensors.index.json").touch()
-        with pytest.raises(ValueError, match="a part of a model's folder"):
+        with pytest.raises(ValueError, match="a part of a run, model or prepared text"):
             files.refuse_folder("json", tmp_path / "run" / name)
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 from lintra.audio.errors import SpeechError
 from lintra.audio.lines import lines
 from lintra.config import fields
+from lintra.io.files import expanded
 
 Unit = Literal["character", "phoneme", "word"]
 Lexicon = Mapping[str, tuple[str, ...]]  # the phonemes of each word
@@ -106,7 +107,7 @@ def read_lexicon(path: str | Path) -> dict[str, tuple[str, ...]]:
     Of several lines for a word, WORD(2) among them, the first counts. A line that begins with ;;; is a
     comment, and so is what follows a lone #. Raises SpeechError that names the file and the line.
     """
-    path = Path(path)
+    path = expanded(path)
     found: dict[str, tuple[str, ...]] = {}
     for number, line in lines(path):
         if line.startswith(";;;"):

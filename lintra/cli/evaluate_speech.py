@@ -8,7 +8,7 @@ from lintra import evaluate as scoring
 from lintra.audio import features
 from lintra.cli.arguments import UsageError
 from lintra.cli.evaluation import Evaluation
-from lintra.cli.model import Opened, sampled
+from lintra.cli.model import Opened, refuse_changed_data, sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate, hypotheses
@@ -30,6 +30,7 @@ def evaluate(opened: Opened, options: Any) -> int:
     for path in options.hypotheses:
         for file in hypotheses.written(path):
             files.refuse_unwritable(file)
+    refuse_changed_data(opened)
     config, search = model.config, options.decoding.search(model)
     corpus, skipped = _corpus(config.features, task, options)
     evaluation, quiet = Evaluation(opened, options, len(task.tested)), options.output.quiet

@@ -75,7 +75,7 @@ def _onnx(model: Any, options: Options) -> None:
 
 
 def _safetensors(model: Any, options: Options) -> None:
-    """Write the model as a folder of its own, without training state; shards become one file."""
+    """Write the model as a folder of its own, without training state and not in shards."""
     out = _place(options, "-model")
     checkpoint.save(model, out)
     parts = [x for x in sorted(out.iterdir()) if x.suffix == ".safetensors"]

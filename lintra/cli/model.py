@@ -8,9 +8,9 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.cli.arguments import UsageError
-from lintra.io.files import expanded, is_part_of
+from lintra.io.files import expanded, is_own_folder, is_part_of
 from lintra.tasks import PixelTask, Task
-from lintra.train.data_checks import check_same, fingerprint
+from lintra.train.data_checks import check_held_out
 
 Device = Literal["auto", "cpu", "cuda"]
 SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by` is called
@@ -65,17 +65,26 @@ def refuse_data(opened: Opened, written: Iterable[Path]) -> None:
             for file in written:
                 joins = config.SEARCHED is None or file.suffix.lower() in config.SEARCHED
                 if is_part_of(file, data) and (joins or file.exists() or not data.is_dir()):
+                    if _in_own_folder(file, data):
+                        continue
                     raise UsageError(
                         f"{file} would be among the data of {opened.run.folder}: write to another folder"
                     )
 
 
+def _in_own_folder(file: Path, data: Path) -> bool:
+    """Return whether a file lies in a run, model or prepared text below `data`, which is read as no data."""
+    between = [x for x in file.resolve().parents if data.resolve() in x.parents]
+    return any(map(is_own_folder, between))
+
+
 def refuse_changed_data(opened: Opened) -> None:
-    """Raise Error if the samples to score on were held out of data that have changed since training began,
-    which may have moved some that were learned from among them."""
+    """Raise Error if the samples to score on were held out of the run's own data, and these have changed
+    since training began, which may have moved some that were learned from among them."""
     run, task = opened.run, opened.task
-    if task.judged_by == "validate" and run.data is not None:
-        check_same(fingerprint(task), run.data, run.folder)
+    own = all(getattr(task.config, x) == getattr(run.task, x) for x in task.config.PATHS if x != "test")
+    if task.judged_by == "validate" and own and run.data is not None:
+        check_held_out(task, run.data, run.folder)
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-# Each stands for a folder of lintra's own: a run, a model, or prepared tokens.
+# Each stands for a folder of lintra's own: a run, or a model in one file, in several or in shards.
 _MARKS = ("run.json", "model.safetensors", "model.safetensors.index.json", "shards.json")
-_PARTS = (*_MARKS, "config.json", "training.json", "tokenizer.json")
+_PARTS = (*_MARKS, "config.json", "training.json", "tokenizer.json", "index.json")
+_TENSORS_OR_TOKENS = (".safetensors", ".tokens", ".ends")
 _DAY = 86_400  # seconds
 
 
@@ -151,20 +152,26 @@ def is_part_of(path: Path, whole: Path) -> bool:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Return whether a folder holds a run, a model, in one file or several, or prepared tokens."""
-    return any((folder / name).exists() for name in _MARKS)
+    """Return whether a folder holds a run, a model, in one file or several, or prepared tokens, which are
+    files *.tokens beside *.ends."""
+    tokens = folder.glob("*.tokens")
+    return any((folder / name).exists() for name in _MARKS) or any(
+        x.with_suffix(".ends").exists() for x in tokens
+    )
 
 
 def refuse_folder(name: str, path: Path | None) -> None:
     """Raise ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
-    a part of a run or checkpoint."""
+    a part of a run, a checkpoint or prepared tokens."""
     if path is None:
         return
     if path.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {path}")
     refuse_irregular(path, ValueError)
-    if (path.name in _PARTS or path.suffix == ".safetensors") and is_own_folder(path.parent):
-        raise ValueError(f"{name} must be a file of its own, got {path}, which is a part of a model's folder")
+    if (path.name in _PARTS or path.suffix in _TENSORS_OR_TOKENS) and is_own_folder(path.parent):
+        raise ValueError(
+            f"{name} must be a file of its own, got {path}, which is a part of a run, model or prepared text"
+        )
 
 
 def refuse_unwritable(path: Path | None) -> None:

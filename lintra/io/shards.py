@@ -65,6 +65,20 @@ def read_whole(folder: Path, part: Part, device: str | torch.device = "cpu") -> 
     return tensors
 
 
+def files_of(folder: Path, part: Part) -> list[Path]:
+    """Return the files of a folder that hold tensors of a part, by name. Raises Error as `describe` does, and
+    where there is none."""
+    if not (folder / SHARDS).exists():
+        found = folder.glob(f"{part}*.safetensors")
+    else:
+        names = describe(folder, part).keys()
+        found = (file for file in folder.glob("shard-*.safetensors") if names & _names(file))
+    files = sorted(found)
+    if not files:
+        raise Error(f"{folder} holds no tensors of the {part}")
+    return files
+
+
 def read_into(folder: Path, tensors: dict[str, Tensor], group: Any = None) -> None:
     """Fill tensors by those of the same names in a folder, in shards or not; a DTensor with what it holds.
 
@@ -108,6 +122,11 @@ def reason(error: Any) -> str:
 
 def _empty(dtype: str, shape: list[int]) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+
+def _names(file: Path) -> set[str]:
+    with safe_open(file, "pt") as content:
+        return set(content.keys())
 
 
 def _check(file: Path, size: int) -> None:

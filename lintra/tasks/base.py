@@ -98,7 +98,8 @@ class Task(ABC):
     batch_tokens: int | None = None
     # How many samples make a batch, all processes together. None: as many as training has.
     batch: int | None = None
-    # Whether its configuration says how many samples it validates on; else training looks at the first only.
+    # Whether its configuration says how many samples it validates on; else training looks at some of them,
+    # evenly spread.
     validates_all: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Task":
@@ -136,6 +137,11 @@ class Task(ABC):
         """The split that `test` is: "validate" where there is no test set, so that training sees its
         scores."""
         return "validate" if type(self).test is Task.test else "test"
+
+    def held_out(self) -> str | None:
+        """Return a digest of which samples `validate` has, found without reading them; None where that needs
+        their content."""
+        return None
 
     @abstractmethod
     def model(self, attention: AttentionPattern) -> Any:

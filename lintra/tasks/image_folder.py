@@ -83,8 +83,7 @@ class ImageFolder(PixelTask):
         held_out[-1:] = True  # also of fewer than ten
         if split == "train":
             return self._own[~held_out]
-        # In a random order: a validation may look at the first ones alone, and names often follow what is
-        # shown.
+        # In a random order, on which the fingerprints of runs depend.
         return self._own[np.random.default_rng(0).permutation(np.flatnonzero(held_out))]
 
     def model(self, attention: AttentionPattern) -> decoder.Config:

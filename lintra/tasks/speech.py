@@ -221,6 +221,10 @@ class Speech(Task):
         train, validate = speech_splits.hold_back(self._corpus["train"])
         return {"train": train, "validate": validate}
 
+    def held_out(self) -> str:
+        ids = "\n".join(each.id for each in self.utterances["validate"])
+        return sha256(ids.encode()).hexdigest()[:16]
+
     @cached_property
     def tested(self) -> list[Utterance]:
         """Return the utterances for the final score, not read yet: a test set, or else those to validate on.

@@ -82,8 +82,9 @@ class Config(TaskConfig):
     def with_data(self, data: str) -> "Config":
         """This configuration with the text at `data` to test on; unchanged where it learned from that text.
         A folder of shards, of which a part is held out, takes the place of its data."""
-        if token_shards.is_shards(expanded(data)):
-            return replace(self, data=data, test=None)
+        if token_shards.is_shards(place := expanded(data)):
+            same = self.data is not None and expanded(self.data).resolve() == place.resolve()
+            return replace(self, data=self.data if same else data, test=None)
         return replace(self, test=elsewhere(self.data, self.test, data))
 
     def build(self) -> "Text":

@@ -314,9 +314,7 @@ def _refuse_unknown(
 
 
 def _shuffled(lines: Labelled) -> Labelled:
-    """Return texts in another order.
-
-    Files are often sorted by label, and a validation may look at the first texts only."""
+    """Return texts in a random order, on which the fingerprints of runs depend."""
     return _only(lines, np.random.default_rng(0).permutation(len(lines.labels)))
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 import lintra
 from lintra.agreement import check_alike
-from lintra.checkpoint import to_json
+from lintra.checkpoint import newest, to_json
 from lintra.train.file_copies import copied
 from lintra.train.run import Run
 
@@ -26,14 +26,14 @@ class AlikeCallback(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if trainer.world_size == 1:
             return
-        begun_from = self.run.train.start_from
+        begun_from = self.run.train.start_from if self.start is None else None
         own = {
             "lintra": lintra.__version__,
             "torch": torch.__version__,
             **_settings(self.run),
             **{f"data.{name}": value for name, value in self.data.items()},
             "checkpoint": self.start and digest_of_folder(self.start),
-            "start_from": begun_from and digest_of_folder(Path(begun_from)),
+            "start_from": begun_from and digest_of_folder(newest(Path(begun_from))),
         }
         check_alike("what a run is trained with", own)
 

@@ -16,7 +16,8 @@ def curves(run: Path) -> dict[str, Curve]:
     except for the minutes, which add up.
     """
     found: dict[str, Curve] = {}
-    files = sorted((run / "logs" / "csv").glob("version_*/metrics.csv"), key=_version)
+    logs = (run / "logs" / "csv").glob("version_*/metrics.csv")
+    files = sorted((x for x in logs if _version(x).isdigit()), key=lambda x: int(_version(x)))
     before = 0.0
     for file in files:
         latest = 0.0
@@ -40,5 +41,5 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
                 continue
 
 
-def _version(file: Path) -> int:
-    return int(file.parent.name.removeprefix("version_"))
+def _version(file: Path) -> str:
+    return file.parent.name.removeprefix("version_")

@@ -8,7 +8,7 @@ import torch
 
 from lintra.allocator import available
 from lintra.io.files import Error
-from lintra.tasks import Batch, Samples, Task
+from lintra.tasks import Batch, Task
 from lintra.train.config import Config
 from lintra.train.launch import is_first_process, processes
 from lintra.train.run import RUN, Run
@@ -27,13 +27,15 @@ def fingerprint(task: Task) -> dict[str, Any]:
     for samples in (task.train, task.validate):
         digest.update(f"{len(samples)}".encode())
         places = spread(len(samples), _LOOKED_AT)
-        looks, again = ([_content(_batch(samples, [place])) for place in places] for _ in range(2))
+        looks, again = ([_content(samples.__getitems__([place])) for place in places] for _ in range(2))
         # Left out in every sample: of few choices, the same one may be sampled twice in some of them.
         sampled = {name for a, b in zip(looks, again, strict=True) for name in a if b.get(name) != a[name]}
         for look in looks:
             for name in sorted(look.keys() - sampled):
                 digest.update(look[name])
-    return {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
+    found = {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
+    held_out = task.held_out()
+    return found if held_out is None else found | {"held_out": held_out}
 
 
 def spread(n: int, most: int) -> list[int]:
@@ -60,8 +62,20 @@ def check_begun(run: Run, task: Task) -> dict[str, Any]:
     return found
 
 
+def check_held_out(task: Task, begun_with: dict[str, Any], run: Any) -> None:
+    """Raise Error unless the samples to validate on are those that were held out when the run began, whose
+    fingerprint was `begun_with`: others may have been learned from."""
+    held_out = task.held_out()
+    if held_out is None:
+        check_same(fingerprint(task), begun_with, run)
+    elif "held_out" in begun_with:  # not in a run of an earlier version
+        check_same({"held_out": held_out}, {"held_out": begun_with["held_out"]}, run)
+
+
 def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:
-    """Raise Error, with both, unless a fingerprint is the one that the run began with."""
+    """Raise Error, with both, unless a fingerprint is the one that the run began with, which may lack what
+    an earlier version did not record."""
+    found = {name: x for name, x in found.items() if name in begun_with or name != "held_out"}
     if found != begun_with:
         raise Error(
             f"{run} was begun with other data or another length: {_format(begun_with)}; now it is "
@@ -70,7 +84,7 @@ def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> N
 
 
 def _format(data: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in data.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in data.items())
 
 
 def check_room(task: Task, model: Any, settings: Config, device: torch.device) -> None:
@@ -84,7 +98,7 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
     inner = getattr(model, "encoder", model)
     sizes = []
     for place in spread(len(task.train), _LOOKED_AT):
-        batch = _batch(task.train, [place])
+        batch = task.train.__getitems__([place])
         tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
         kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time
         sizes.append(sum(x.nbytes for x in batch.values()) + kept)
@@ -92,11 +106,8 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
     needed = batch * (_NUMBER + min(sizes))
     free *= processes(settings) if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:
+        flag = "--batch" if task.batch is None else "--batch-tokens"
         raise ValueError(
             f"a batch of {batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "
-            f"{free / 1e9:.1f} GB are free: take a smaller --batch, or more parts of it with --accumulate"
+            f"{free / 1e9:.1f} GB are free: take a smaller {flag}, or more parts of it with --accumulate"
         )
-
-
-def _batch(samples: Samples, places: list[int]) -> Batch:
-    return samples.__getitems__(places)

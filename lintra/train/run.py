@@ -28,7 +28,15 @@ from lintra.checkpoint import (
 )
 from lintra.config import registry
 from lintra.config.fields import check_one, shown
-from lintra.io.files import Error, leftovers, locked, read_json, refuse_unwritable, write_atomically
+from lintra.io.files import (
+    Error,
+    expanded,
+    leftovers,
+    locked,
+    read_json,
+    refuse_unwritable,
+    write_atomically,
+)
 from lintra.train import launch
 from lintra.train.config import Config
 from lintra.train.file_copies import (
@@ -243,8 +251,10 @@ def from_anywhere(settings: Any) -> Any:
     those exist. A model that comes with lintra keeps its name.
     """
     given = {name: getattr(settings, name) for name in getattr(settings, "PATHS", ())}
-    found = {name: str(Path(x).absolute()) for name, x in given.items() if x and Path(x).exists()}
-    return dataclasses.replace(settings, **found)
+    found = {name: expanded(x) for name, x in given.items() if x and expanded(x).exists()}
+    if "start_from" in found and find(given["start_from"]) != found["start_from"]:
+        del found["start_from"]
+    return dataclasses.replace(settings, **{name: str(x.absolute()) for name, x in found.items()})
 
 
 def first_model(config: Any, settings: Config, task: Any = None) -> Any:

@@ -557,6 +557,9 @@ def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, 
         code, _, err = lintra_says(*command, "--model", "run")
         assert (code, err.count("\n")) == (2, 1)
         assert "would be among the data of run: write to another folder" in err
+    Path("run").rename("own/run")  # its pictures are no data, though it lies among them
+    assert lintra_says("generate", "--samples", "1", "--out", "own/run/new.png", "--model", "own/run")[0] == 0
+    Path("own/run").rename("run")
     assert lintra_says("evaluate", "--model", "run", "--json", "own/score.json")[0] == 0
     Image.new("RGB", (9, 12)).save("own/a.png")  # which moves others between the parts
     code, _, err = lintra_says("evaluate", "--model", "run")

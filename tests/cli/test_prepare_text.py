@@ -60,6 +60,18 @@ def test_from_texts_to_a_model(lintra_says, corpus):
     code, out, err = lintra_says("evaluate", "--model", "run")
     assert (code, err) == (0, "")
     assert f"all {-(-len(found.validate) // 16)} validation samples" in out
+    again = [x.replace("shards", "others") for x in PREPARE]
+    assert lintra_says(*again, "--validate", "0.4")[0] == 0
+    for data, seen in (("others", Shards(corpus / "others")), (str(corpus / "shards"), found)):
+        code, out, err = lintra_says("evaluate", "--model", "run", "--data", data)
+        assert (code, err) == (0, ""), data
+        assert f"all {-(-len(seen.validate) // 16)} validation samples" in out
+    shutil.rmtree("shards")
+    assert lintra_says(*PREPARE, "--validate", "0.4")[0] == 0
+    for more in ([], ["--data", "shards"]):  # its training had fewer documents held out
+        code, _, err = lintra_says("evaluate", "--model", "run", *more)
+        assert code == 2
+        assert "run was begun with other data or another length" in err
 
 
 def test_tokens_with_ends(lintra_says, corpus):

@@ -23,6 +23,7 @@ from lintra.speech.scoring import character_edits
 from lintra.speech.streaming import Transcriber
 from lintra.speech.transcription import Search, log_probs, words
 from lintra.tasks import digits, speech
+from lintra.train.data_checks import fingerprint
 from tests.tasks.speech import RATE, text_of, tones, write_kaldi, write_manifest, write_wave
 from tests.train.conftest import assert_same_weights
 
@@ -427,6 +428,28 @@ def test_data_that_changed_are_noticed(lintra_says, tmp_path, monkeypatch, one_t
     code, _, err = lintra_says(*task[: -len(TINY) - 1], "next", *TINY, "--start-from", "begun")
     assert code == 2
     assert "start_from=begun has other symbols" in err
+
+
+def test_utterances_that_were_learned_from_are_not_scored(lintra_says, recogniser, tmp_path):
+    """With more of them, others are held out; a test set of one's own is scored as it is."""
+    recogniser()
+    run = train.Run.read("run")
+    run = run.changed(data=fingerprint(run.task.build()))
+    assert lintra_says("evaluate", "--model", "run")[0] == 0
+    manifest = Path(run.task.manifest)
+    lines = manifest.read_text().splitlines()
+    more = [lines[0].replace('"id": "', f'"id": "more-{i}-') for i in range(20)]
+    manifest.write_text("\n".join([*lines, *more]) + "\n")
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert code == 2
+    assert "was begun with other data or another length: held out " in err
+    (tmp_path / "other.jsonl").write_bytes(manifest.read_bytes())
+    shutil.copytree(manifest.parent, tmp_path, dirs_exist_ok=True)
+    assert lintra_says("evaluate", "--model", "run", "--data", "other.jsonl")[0] == 0
+    content = json.loads((run.folder / "run.json").read_text())
+    del content["data"]["held_out"]  # a run of an earlier version
+    (run.folder / "run.json").write_text(json.dumps(content))
+    assert lintra_says("evaluate", "--model", "run")[0] == 0
 
 
 def test_a_file_too_long_for_a_mechanism_does_not_end_the_others(lintra_says, recogniser, monkeypatch):

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import staging
 
 from lintra.io.files import Error
-from lintra.io.shards import describe, index, read_into, read_whole
+from lintra.io.shards import describe, files_of, index, read_into, read_whole
 from lintra.io.tensors import write_tensors
 
 TENSORS = {
@@ -52,6 +52,17 @@ def test_what_is_read_is_what_was_written(shards, tmp_path, whole):
         assert (described[name].dtype, described[name].shape) == (x.dtype, x.shape)
         assert torch.equal(read[name], x)
         assert torch.equal(into[name], x)
+
+
+def test_the_files_of_a_model_are_those_with_its_tensors(shards, tmp_path):
+    save_file({"moment": torch.zeros(1)}, shards / "shard-00001-model-00002-of-00002.safetensors")
+    names = [f"shard-0000{i}-model-00001-of-00001.safetensors" for i in (1, 2)]
+    assert [x.name for x in files_of(shards, "model")] == names
+    with pytest.raises(Error, match="holds no tensors of the training"):
+        files_of(shards, "training")
+    (tmp_path / "whole").mkdir()
+    write_tensors(TENSORS, tmp_path / "whole" / "model.safetensors")
+    assert [x.name for x in files_of(tmp_path / "whole", "model")] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -36,6 +36,7 @@ def test_a_log_that_was_cut_keeps_its_complete_rows(tmp_path, log):
 def test_the_minutes_of_all_parts_add_up(tmp_path, log):
     for version, step in enumerate((10, 20, 30)):
         log(version, f"minutes,step\n1.5,{step}\n".encode())
+    log("0_backup", b"minutes,step\n9.5,99\n")  # a copy, made by hand
     assert train.curves(tmp_path)["minutes"] == {10: 1.5, 20: 3.0, 30: 4.5}
 
 

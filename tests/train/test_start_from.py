@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ def test_it_begins_from_another_working_directory(new_run, trained, tmp_path, mo
     train.fit(train.Run.read(run.folder))
     assert run.checkpoints()
     assert new_run("shipped", start_from="mnist-small").train.start_from == "mnist-small"
+    Path("mnist-small").mkdir()  # without a model, it does not stand for that which comes with lintra
+    assert new_run("other", start_from="mnist-small").train.start_from == "mnist-small"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert new_run("home", start_from="~/trained").train.start_from == str(trained.folder)
+    assert checkpoint.newest(Path("~/trained")) == trained.checkpoints()[-1]
 
 
 def test_data_are_found_from_another_working_directory(new_run, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ class HeldOutWindows(Windows):
             end = len(each.values) - (part - 1) * held
             firsts = [end - (i + 1) * horizon - context for i in range(held // horizon)]
             places += [(number, first) for first in reversed(firsts)]
-        # A validation may look at the first of them only.
+        # In a random order, on which the fingerprints of runs depend.
         self.places = [places[i] for i in np.random.default_rng(0).permutation(len(places))]
 
     def __len__(self) -> int:

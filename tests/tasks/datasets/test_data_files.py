@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from lintra.io.files import refuse_folder
 from lintra.tasks import DataError
 from lintra.tasks.datasets import data_files
 
@@ -125,6 +126,18 @@ def test_what_was_made_of_data_is_no_data(tmp_path, mark):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert list(data_files.walk(tmp_path)) == [tmp_path / "a.txt"]
+
+
+def test_prepared_tokens_are_no_data(tmp_path):
+    """Tokens beside their ends are; texts that are called *.tokens are texts."""
+    for name in ("a.tokens", "made/index.json", "made/b.tokens", "made/b.ends"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(data_files.walk(tmp_path)) == [tmp_path / "a.tokens"]
+    for name in ("tokenizer.json", "index.json", "b.ends", "b.tokens"):
+        with pytest.raises(ValueError, match="which is a part of a run, model or prepared text"):
+            refuse_folder("out", tmp_path / "made" / name)
+        refuse_folder("out", tmp_path / name)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
