@@ -1,10 +1,12 @@
 """The guesses without a network that scores are read beside: on cases counted by hand."""
 
 import numpy as np
+import pytest
 import torch
 
 from experiments.compare import guesses
 from experiments.lra import frequencies, operators
+from lintra.tasks import state_tracking
 
 REVIEWS = {"train": 400, "validate": 100, "test": 300}
 
@@ -17,6 +19,15 @@ def test_recall_is_guessed_from_the_values_shown():
     assert guesses.guessed(tokens, counted, range(4, 6)) == (2, 3)
     tokens[[7, 9, 11]] = 5, 4, 4  # of 4 twice and 5 once, then of 4 twice, then of 4 once
     assert guesses.guessed(tokens, counted, range(4, 6)) == (2, 2)
+
+
+def test_words_are_guessed_from_their_first_letters():
+    """Of parity, no later letter tells anything: half of the states after the known ones are right."""
+    parity = state_tracking.Config(points=2, length=8)
+    assert guesses.words_followed(parity, 2) == pytest.approx((2 + 6 / 2) / 8)
+    assert guesses.words_followed(parity, 8) == 1
+    word = state_tracking.Config(points=5, swaps=True, length=1)
+    assert guesses.words_followed(word, 0) == pytest.approx(1 / 11)
 
 
 def test_listops_is_guessed_from_the_first_operator():

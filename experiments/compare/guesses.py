@@ -1,10 +1,11 @@
-"""Scores guesses that look up nothing: baselines of recall and of selective copying.
+"""Scores guesses that look up nothing: baselines of recall, of selective copying and of words of S5.
 
     python -m experiments.compare.guesses
 
 A sequence shows its values, and each answer once it has been asked for. A guess of the value that has been
-shown most often, or shown most often without being an answer so far, is right more often than chance, which
-is one in the number of values.
+shown most often, or of the one with the most occurrences left, where each answer takes one away, is right
+more often than chance, which is one in the number of values. A word of S5 is followed for a few letters, and
+from there on its state is guessed.
 """
 
 from pathlib import Path
@@ -16,11 +17,12 @@ from experiments.compare.problems import BY_NAME, Problem
 from experiments.compare.search import TEST_SAMPLES
 from lintra.bench import reports
 from lintra.bench.reports import Row
-from lintra.tasks import recall
+from lintra.tasks import recall, state_tracking
 
 FOUND = Path(__file__).parent / "guesses.json"
 COMMAND = "python -m experiments.compare.guesses"
 PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128", "copying")
+FOLLOWED = (0, 3, 4)  # letters of a word
 
 
 def guessed(tokens: np.ndarray, counted: np.ndarray, values: range) -> tuple[int, int]:
@@ -54,12 +56,31 @@ def scores(problem: Problem) -> tuple[float, float]:
     return float(often), float(rest)
 
 
+def words_followed(config: state_tracking.Config, known: int) -> float:
+    """The share of states that are right, of all words, if the first `known` letters of each are followed and
+    every state after them is guessed: the likeliest one, given what is known."""
+    after = state_tracking.products(config.points)
+    letters = state_tracking.letters(config.points, config.swaps)
+    chance = np.zeros(len(after))  # of what letters after the known ones do
+    chance[0] = 1  # nothing: permutations are numbered from the identity
+    right = float(known)
+    for _ in range(known, config.length):
+        chance = np.bincount(
+            after[:, letters].ravel(), np.repeat(chance / len(letters), len(letters)), minlength=len(after)
+        )
+        right += chance.max()
+    return right / config.length
+
+
 def main() -> None:
     rows = []
     for name in PROBLEMS:
         often, rest = scores(BY_NAME[name])
         rows.append(Row(f"{name}, the commonest value", often, "%"))
-        rows.append(Row(f"{name}, the commonest value not yet answered with", rest, "%"))
+        rows.append(Row(f"{name}, the value with the most occurrences left", rest, "%"))
+    for known in FOLLOWED:
+        share = words_followed(BY_NAME["s5"].settings, known)
+        rows.append(Row(f"s5, {known} letters followed", 100 * share, "%"))
     reports.write(FOUND, rows, {}, command=COMMAND)
     for row in rows:
         print(f"{row.what}: {row.figure:.1f} %")
