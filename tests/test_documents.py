@@ -525,8 +525,11 @@ def test_what_is_said_of_first_operators_is_measured():
 
 def test_what_is_said_of_guesses_is_measured():
     rows = json.loads((COMPARISON.folder / "guesses.json").read_text())["rows"]
-    often, rest, often_of_64, rest_of_64, _, copied = (f"{row['figure']:.1f}" for row in rows)
+    often, rest, often_of_64, rest_of_64, _, copied, *words = (f"{row['figure']:.1f}" for row in rows)
     page = " ".join((COMPARISON.folder / "README.md").read_text().split())
+    blind, three, four = words
+    assert f"guesses from there is right after {three} %, and after {four} % with four" in page
+    assert f"a guess at every place is right after {blind} %" in page
     assert f"is right on {rest} % of 16 pairs and on {rest_of_64} % of 64" in page
     assert f"of the commonest value alone on {often} and {often_of_64} %" in page
     assert f"A guess of the commonest symbol not yet copied is right on {copied} %" in page
