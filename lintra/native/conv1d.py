@@ -121,6 +121,9 @@ class _Call:
         n = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.groups = min(n, _GROUPS)
         self.state_shape = (n, width - 1, channels)
+        native.same_shape("weight", weight, (x.shape[2], width))
+        native.same_shape("bias", bias, (channels,))
+        native.same_shape("mask", mask, tuple(x.shape[:2]))
         native.same_shape("state", state, self.state_shape)
         native.same_dtype(weight.dtype, state=state, bias=bias)
         self.sizes = (n, x.shape[1], channels, width)

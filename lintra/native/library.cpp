@@ -210,7 +210,7 @@ lintra_launch launcher() {
 }
 
 // Fresh memory costs a page fault per 4 KB, a tenth to a quarter of the time of a long sequence; pages of 2 MB make that
-// negligible. Not for small tensors: the advice stays with the piece of the heap they lay in.
+// negligible. Not for small tensors: the advice outlives them, for whatever the allocator puts there next.
 void prefer_huge_pages(void* data, i64 elements, i64 dtype) {
 #if defined(MADV_HUGEPAGE)
   const uintptr_t huge = uintptr_t(1) << 21, size = dtype == LINTRA_FLOAT64 ? 8 : dtype == LINTRA_FLOAT32 ? 4 : 2;

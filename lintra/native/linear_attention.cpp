@@ -235,10 +235,12 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
 // of that state>, which is computed as such at checkpoints and, from there backwards, by adding the terms of tokens.
 // In double; but the terms are of float32, and without checkpoints their roundings would add up over the sequence.
 template <class T>
-void weight_gradients(const Problem<T>& problem) {
+void weight_gradients(const Problem<T>& problem, lintra_launch launch) {
   const lintra_call& call = problem.call;
-  const i64 size = problem.checkpoint_size();
-  for (i64 item = 0; item < call.b * call.g; ++item) {
+  const i64 size = call.dlog_decay ? problem.checkpoint_size() : 0;
+  const double work = double(call.g) * double(lintra_rows(call)) * double(call.s) * double(call.f);
+  const i64 threads = work < kParallelWork ? 1 : call.threads;
+  parallel(launch, threads, call.b * call.g, Subnormals::kKept, [&](i64 item, i64) {
     const i64 b = item / call.g, g = item % call.g;
     const i64 first = problem.first_token(b, call.s), dots = problem.first_token(b, g, call.s);
     const T* states = problem.checkpoints(problem.states, b, g);
@@ -253,13 +255,14 @@ void weight_gradients(const Problem<T>& problem) {
         total += problem.query_dots[dots + token] - key;
         if (token % problem.checkpoint_interval == 0) {
           const i64 place = token / problem.checkpoint_interval * size;
-          total = 0;
-          for (i64 n = 0; n < size; ++n) total += double(states[place + n]) * double(gradients[place + n]);
+          double sums[4] = {};  // one alone would wait for each addition
+          for (i64 n = 0; n < size; ++n) sums[n % 4] += double(states[place + n]) * double(gradients[place + n]);
+          total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
         ((T*)call.dlog_decay)[at] = real ? T(total) : T(0);
       }
     }
-  }
+  });
 }
 
 template <class T>
@@ -276,7 +279,7 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
     if (call.dlog_decay) {
       problem.query_dots = dots + rows * call.s;
       problem.final_dots = problem.query_dots + rows * call.t;
-      // A quarter of the memory of the keys.
+      // States and gradients are f / 4 numbers of T a token: a quarter of float32 keys, half of 16-bit ones.
       problem.checkpoint_interval = round_up(8 * (call.e + 1), kChunk);
       const i64 size = problem.checkpoint_size() * problem.checkpoint_count() * call.g;
       problem.states = (T*)checkpoints.get(2 * size * i64(sizeof(T)), false);
@@ -286,7 +289,7 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
   }
   const Pass passes[] = {kQueryGradient, kKeyGradient, kValueGradient};
   const int status = run(problem, passes, 3, launch);
-  if (status == LINTRA_OK && wanted) weight_gradients(problem);
+  if (status == LINTRA_OK && wanted) weight_gradients(problem, launch);
   return status;
 }
 

@@ -36,20 +36,27 @@ def forward(
     log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
     float32); mask [b s] bool. With cu_seqlens [n+1] the row of b = 1 holds n sequences, and kv, z are
     [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
-    (with eps; 1 if `normalize` is false), which `backward` needs; then, with `save_lost`, what y lost when it
-    was rounded to 16 bits, like y, otherwise an empty tensor. Raises MemoryError.
+    (with eps; 1 if `normalize` is false), which `backward` needs; then, with `save_lost` and y in 16 bits,
+    what y lost when it was rounded, like y, otherwise an empty tensor. Raises MemoryError, and ValueError
+    for shapes that do not belong together.
     """
     b, t, h, f = q.shape
     g, e = v.shape[2:]
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
-    lost = y.new_empty(y.shape if save_lost else 0)
+    lost = y.new_empty(y.shape if save_lost and y.dtype.itemsize == 2 else 0)
     den = torch.empty((b, t, h), dtype=total, device="cpu")
     cu_seqlens = native.as_int64(cu_seqlens)
     n = _sequences(q, cu_seqlens)
     kv_out = torch.empty((n, g, f, e), dtype=total, device="cpu")
     z_out = torch.empty((n, g, f), dtype=total, device="cpu")
     q, k, v = native.last_contiguous(q), native.last_contiguous(k), native.last_contiguous(v)
+    keys = (b, k.shape[1], g)
+    native.same_shape("k", k, (*keys, f))
+    native.same_shape("v", v, (*keys, e))
+    native.same_shape("log_decay", log_decay, keys)
+    native.same_shape("log_input", log_input, keys)
+    native.same_shape("mask", mask, keys[:2])
     native.same_shape("kv", kv, (n, g, f, e))
     native.same_shape("z", z, (n, g, f))
     native.same_dtype(total, kv=kv, z=z)

@@ -132,7 +132,8 @@ LINTRA_INLINE Vec<float> gelu(Vec<float> x) {
   Vec<float> series = splat(p[9]);
   LINTRA_UNROLL
   for (int i = 8; i >= 0; --i) series = series * t + p[i];
-  const Vec<float> tail = x * 0.5f * t * exp_below<float>(series - z * z);  // x times the smaller share
+  // x times the smaller share, which is 0 above 13, so that infinity stays one.
+  const Vec<float> tail = at_most(13.0f, x) * 0.5f * t * exp_below<float>(series - z * z);
   return select<float>(positive, x - tail, tail);
 }
 

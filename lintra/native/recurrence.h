@@ -289,10 +289,10 @@ struct Sequence {
       for (i64 head = 0; head < readers; ++head) {
         T* qt = c.qt + head * keys;
         transpose_chunk(c.q + head * keys, c.f_step, width, qt);
-        chunk_products(c.k, c.f_step, qt, r.f, kChunk, c.p + head * square);
+        chunk_products(c.k, c.f_step, qt, r.f, c.p + head * square);
       }
       transpose_chunk(c.k, c.f_step, width, c.kt);
-      if (r.beta) chunk_products(c.k, c.f_step, c.kt, r.f, kChunk, c.keys);
+      if (r.beta) chunk_products(c.k, c.f_step, c.kt, r.f, c.keys);
     }
     const T* between = r.per_feature ? nullptr : c.between;
     for (i64 head = 0; head < readers; ++head) mask_scores(c.p + head * square, between, false);

@@ -127,6 +127,12 @@ class _Call:
         b, t, queries, f = q.shape
         keys, (values, e) = k.shape[2], v.shape[2:]
         self.g = max(keys, values)
+        native.same_shape("k", k, (b, t, keys, f))
+        native.same_shape("v", v, (b, t, values, e))
+        if log_decay is not None:
+            native.same_shape("log_decay", log_decay, (b, t, self.g, f)[: log_decay.dim()])
+        native.same_shape("beta", beta, (b, t, self.g))
+        native.same_shape("mask", mask, (b, t))
         self.h = max(queries, self.g)
         n = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.states = (n, self.g, f, e)

@@ -97,7 +97,7 @@ struct SequenceGradients : Sequence<T> {
     }
     read_state<T>(at, c.gradient, shape, r.per_feature ? nullptr : c.late, c.dn, c.e_step);
     for (i64 head = 0; head < r.readers; ++head)
-      mix_rows<T, true>(c.p + head * square, c.dy + head * values, c.e_step, c.dn, shape.columns(), kChunk);
+      mix_rows<T, true>(c.p + head * square, c.dy + head * values, c.e_step, c.dn, shape.columns());
   }
 
   // X, dA, dbeta, and what the keys that read the state add to dK.
@@ -113,7 +113,7 @@ struct SequenceGradients : Sequence<T> {
       }
     }
     transpose_chunk(c.dn, c.e_step, shape.columns(), c.at);
-    chunk_products(c.written, c.e_step, c.at, r.e, kChunk, c.da);
+    chunk_products(c.written, c.e_step, c.at, r.e, c.da);
     mask_scores<T>(c.da, nullptr, true);
     T sums[kChunk];
     for (i64 t = 0; t < kChunk; ++t) {
@@ -187,7 +187,7 @@ struct SequenceGradients : Sequence<T> {
   void query_gradients(i64 head) {
     transpose_chunk(c.dy + head * values, c.e_step, shape.columns(), c.at);
     T* dp = c.dp + head * square;
-    chunk_products(c.written, c.e_step, c.at, r.e, kChunk, dp);
+    chunk_products(c.written, c.e_step, c.at, r.e, dp);
     mask_scores<T>(dp, nullptr, false);
     const T* scale = r.per_feature ? nullptr : c.early;
     read_state<T>(c.at, c.state_t, shape.transposed(), scale, c.dq, c.f_step);
@@ -207,8 +207,8 @@ struct SequenceGradients : Sequence<T> {
     } else {
       T weights[kChunk * kChunk];
       for (i64 i = 0; i < square; i += W) store(weights + i, load(dp + i) * load(c.between + i));
-      mix_rows<T, false>(weights, c.k, c.f_step, c.dq, width, kChunk);
-      mix_rows<T, true>(weights, c.q + head * keys, c.f_step, c.dk, width, kChunk);
+      mix_rows<T, false>(weights, c.k, c.f_step, c.dq, width);
+      mix_rows<T, true>(weights, c.q + head * keys, c.f_step, c.dk, width);
       if (r.dlog_decay) add_pair_terms(dp, c.p + head * square);
     }
     T* dq = r.dq + head * r.f + start * r.dq_token;
@@ -245,8 +245,8 @@ struct SequenceGradients : Sequence<T> {
     }
     if (!r.per_feature) {
       if (!r.beta) return;
-      mix_rows<T, false>(weights, c.k, c.f_step, c.dk, width, kChunk);
-      mix_rows<T, true>(weights, c.k, c.f_step, c.dk, width, kChunk);
+      mix_rows<T, false>(weights, c.k, c.f_step, c.dk, width);
+      mix_rows<T, true>(weights, c.k, c.f_step, c.dk, width);
       return;
     }
     const i64 step = c.f_step, n = width, readers = r.readers;

@@ -118,7 +118,15 @@ class _Call:
         m = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.states = (m, c, n)
         self.saved = saved_size(u, A, B, cu_seqlens)
-        tied = A.shape[1] < n
+        tied = A.shape[1] == 1 < n
+        for name, x in (("dt", dt), ("z", z)):
+            native.same_shape(name, x, (b, t, c))
+        for name, x in (("B", B), ("C", C)):
+            native.same_shape(name, x, (b, t, g, n))
+        for name, x in (("D", D), ("dt_bias", dt_bias)):
+            native.same_shape(name, x, (c,))
+        native.same_shape("A", A, (c, 1 if tied else n))
+        native.same_shape("mask", mask, (b, t))
         self.head = (native.DTYPES[u.dtype], m, t, c, g, n, dt_softplus, _INTERVAL, tied)
 
     def run(

@@ -142,9 +142,9 @@ void write_state(T* state, StateShape<T> shape, const T* decays, const T* b, i64
 
 // scores[s][t] = a_t . b_s for all tokens of a chunk, with at the transpose of a.
 template <class T>
-void chunk_products(const T* b, i64 b_step, const T* at, i64 width, i64 count, T* scores) {
-  for (i64 s = 0; s < count; s += kScoreRows)
-    for (i64 t = 0; t < count; t += kLanes<T>)
+void chunk_products(const T* b, i64 b_step, const T* at, i64 width, T* scores) {
+  for (i64 s = 0; s < kChunk; s += kScoreRows)
+    for (i64 t = 0; t < kChunk; t += kLanes<T>)
       score_block(b + s * b_step, b_step, at + t, width, scores + s * kChunk + t);
 }
 
@@ -163,13 +163,13 @@ void mask_scores(T* scores, const T* weights, bool strict) {
 
 // out[t] += sum_{s <= t} weights[s][t] x[s], or, transposed, out[s] += sum_{t >= s} weights[s][t] x[t].
 template <class T, bool Transposed>
-void mix_rows(const T* weights, const T* x, i64 step, T* out, i64 width, i64 count) {
+void mix_rows(const T* weights, const T* x, i64 step, T* out, i64 width) {
   constexpr i64 W = kLanes<T>;
   for (i64 n = 0; n < width; n += 2 * W) {
     const bool two = n + W < width;
-    for (i64 i = 0; i < count; ++i) {
+    for (i64 i = 0; i < kChunk; ++i) {
       Vec<T> a = load(out + i * step + n), b = two ? load(out + i * step + n + W) : Vec<T>{};
-      const i64 from = Transposed ? i : 0, to = Transposed ? count : i + 1;
+      const i64 from = Transposed ? i : 0, to = Transposed ? kChunk : i + 1;
       for (i64 j = from; j < to; ++j) {
         const T weight = Transposed ? weights[i * kChunk + j] : weights[j * kChunk + i];
         a += load(x + j * step + n) * weight;

@@ -21,7 +21,7 @@
 #define VECTOR 16
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define OUTLINE static __attribute__((noinline))  // what copies of would make the WebAssembly a tenth larger, together
+#define OUTLINE static __attribute__((noinline))  // functions whose inlined copies would make the WebAssembly a tenth larger
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -315,7 +315,8 @@ INLINE vf gelu(vf x) {
   p = p * t + 0.37409196f;
   p = p * t + 1.00002368f;
   p = p * t - 1.26551223f;
-  const vf tail = x * 0.5f * t * exponential(p - z * z);  // x times the smaller share
+  // x times the smaller share, which is 0 above 13, so that infinity stays one.
+  const vf tail = blend(x > 13.0f, splat(13.0f), x) * 0.5f * t * exponential(p - z * z);
   return blend(positive, x - tail, tail);
 }
 
@@ -1071,7 +1072,8 @@ static int derive_kind(const lrt_model *m, layer_kind *k) {
   const int projects = k->feature_map == TRIGONOMETRIC || k->feature_map == ARC_COSINE;
   if ((uint64_t)k->heads * m->dim > 1 << 18 || k->heads % k->kv_heads || (k->projections != 0) != projects)
     return LRT_BAD_SIZES;
-  if ((k->decay_rank != 0) != (k->decay == PER_FEATURE) || (k->decay == PER_FEATURE && projects) ||
+  if ((k->decay_rank != 0) != (k->decay == PER_FEATURE) ||
+      (k->decay == PER_FEATURE && (projects || k->denominator != NO_DENOMINATOR)) ||
       (k->gate_rank && !k->head_gate) || (k->update == STEPPED && k->decay != PER_HEAD) ||
       (k->update == DELTA && projects) || (k->update != ADDED && (k->denominator != NO_DENOMINATOR || k->decay == GATED)))
     return LRT_BAD_SIZES;

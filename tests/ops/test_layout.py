@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.native import linear_attention as kernel
-from lintra.ops import LinearState, linear_attention
+from lintra.ops import LinearState, causal_conv1d, linear_attention, selective_scan
 from lintra.ops.layout import SHORT, Layout, sequence_bounds
 from tests.ops.test_linear_attention import (
     COMPILED,
@@ -319,3 +319,31 @@ def test_decays_of_padding_are_not_checked_in_a_layout_either():
     decay = torch.tensor([[[-0.1], [math.nan]]])
     y = linear_attention(q, q.exp(), q, log_decay=decay, cu_seqlens=Layout.of("q", q, mask))[0]
     assert_close(y, linear_attention(q, q.exp(), q, log_decay=decay, mask=mask)[0])
+
+
+_RATES = -torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("v", lambda q, x, of: linear_attention(q, q, x, **of)),
+        ("log_decay", lambda q, x, of: linear_attention(q, q, q, log_decay=x[..., 0], normalize=False, **of)),
+        ("v", lambda q, x, of: linear_attention(q, q, x, beta=q[..., 0], normalize=False, **of)),
+        ("beta", lambda q, x, of: linear_attention(q, q, q, beta=x[..., 0], normalize=False, **of)),
+        ("dt", lambda q, x, of: selective_scan(q[..., 0], x[..., 0], _RATES, q[:, :, :1], q[:, :, :1], **of)),
+        ("C", lambda q, x, of: selective_scan(q[..., 0], q[..., 0], _RATES, q[:, :, :1], x[:, :, :1], **of)),
+        (
+            "A",
+            lambda q, x, of: selective_scan(
+                q[..., 0], q[..., 0], _RATES[:, :2], q[:, :, :1], q[:, :, :1], **of
+            ),
+        ),
+        ("bias", lambda q, x, of: causal_conv1d(q[..., 0], _RATES, _RATES[0, :1], **of)),
+    ],
+)
+def test_what_a_layout_leaves_unchecked_reaches_no_memory(name, call):
+    """A layout stands for arguments that have been checked; kernels check the shapes that they read."""
+    q, longer = torch.rand(1, 16, 2, 4), torch.rand(1, 24, 2, 4)
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        call(q, longer, {"layout": Layout.of("q", q), "impl": "native"})

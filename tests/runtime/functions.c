@@ -50,6 +50,7 @@ static void count_subnormal(void) {
   uint32_t found = 0;
   for (float x = -20; x < 0; x += 1e-5f) found += fpclassify(gelu(splat(x))[W - 1]) == FP_SUBNORMAL;
   printf("subnormal gelu %u\n", found);
+  printf("infinite gelu %d\n", !(gelu(splat(INFINITY))[W - 1] == INFINITY && gelu(splat(-INFINITY))[W - 1] == 0));
 }
 
 static void compare_halves(void) {

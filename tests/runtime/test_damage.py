@@ -299,6 +299,7 @@ def test_all_sizes_at_their_largest():
         ("gated", {"decay rank": 0}),  # no rank where every feature fades
         ("convolved rfa", {"decay": 4, "decay rank": 2}),  # decays of features that are random
         ("convolved rfa", {"denominator": 0, "decay": 0, "update": 1}),  # random features in the delta rule
+        ("gated", {"denominator": 1}),  # a denominator where every feature fades
         ("kda", {"head gate": 0}),  # a rank without a gate
         ("delta", {"denominator": 1}),  # a denominator of the delta rule
         ("ssd", {"decay": 0}),  # a step without a decay

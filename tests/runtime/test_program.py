@@ -59,7 +59,14 @@ def said(*command, expect=0):
 # Units in the last place; units of 1 for the far tails of gelu and for what is added to a logarithm: at sizes
 # up to 80, a float keeps 4 such units. The tail of gelu, an exponential, multiplies roundings: 32 at x = -5.
 BOUNDS = {"exponential": 1, "logarithm": 2, "sigmoid": 2, "gelu": 40, "far gelu": 4, "log sigmoid": 10}
-BOUNDS |= {"softplus": 4, "one minus exp": 2, "subnormal gelu": 0, "halves": 0, "sin_cos": 0.51}
+BOUNDS |= {
+    "softplus": 4,
+    "one minus exp": 2,
+    "subnormal gelu": 0,
+    "infinite gelu": 0,
+    "halves": 0,
+    "sin_cos": 0.51,
+}
 # Each of three blocks becomes a float, and so does their sum; an integer keeps 9 bits more.
 BOUNDS |= {"products": 1.5, "quantization": 0.51}
 

@@ -26,8 +26,9 @@ def register(
     arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
 
     Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, denominators, and what y
-    lost when it was rounded (empty without `save_lost`); packed, the states are [n ...]. Arguments as
-    the operator orders them, validated by `lintra.ops.linear_attention`, logarithms in the dtype of sums.
+    lost when it was rounded to 16 bits (empty without `save_lost`, and in others); packed, the states are
+    [n ...]. Arguments as the operator orders them, validated by `lintra.ops.linear_attention`, logarithms in
+    the dtype of sums.
     """
 
     def gradients(dy, dkv, dz, q, *others):
@@ -54,7 +55,7 @@ def register(
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, map, lost):
     y = v.new_empty(*q.shape[:3], v.shape[3])
     denominator = z.new_empty(q.shape[:3])
-    lost = y.new_empty(y.shape if lost else 0)
+    lost = y.new_empty(y.shape if lost and y.dtype.itemsize == 2 else 0)
     return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator, lost
 
 

@@ -188,6 +188,7 @@ class _Call:
 
 def forward(q, k, v, *others):
     *others, save_lost = others
+    save_lost = save_lost and v.dtype.itemsize == 2
     with on_device(q):
         call = _Call(q, k, v, *others)
         y = result((*q.shape[:3], v.shape[3]), v.dtype, q, call.cu_seqlens)
