@@ -17,7 +17,7 @@ SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by`
 
 
 class Opened(NamedTuple):
-    """A model, in evaluation mode, as it was found."""
+    """A trained model, in evaluation mode, with its run and its task."""
 
     model: Any
     folder: Path  # of its weights: for a run, of its newest checkpoint
@@ -63,17 +63,17 @@ def refuse_data(opened: Opened, written: Iterable[Path]) -> None:
         named = [getattr(config, name) for name in config.PATHS]
         for data in [expanded(x) for x in named if x is not None]:
             for file in written:
+                if not is_part_of(file, data) or _in_own_folder(file, data):
+                    continue
                 joins = config.SEARCHED is None or file.suffix.lower() in config.SEARCHED
-                if is_part_of(file, data) and (joins or file.exists() or not data.is_dir()):
-                    if _in_own_folder(file, data):
-                        continue
+                if joins or file.exists() or not data.is_dir():
                     raise UsageError(
                         f"{file} would be among the data of {opened.run.folder}: write to another folder"
                     )
 
 
 def _in_own_folder(file: Path, data: Path) -> bool:
-    """Return whether a file lies in a run, model or prepared text below `data`, which is read as no data."""
+    """Return whether a file lies in a run, model or prepared text below `data`, none of which is data."""
     between = [x for x in file.resolve().parents if data.resolve() in x.parents]
     return any(map(is_own_folder, between))
 
