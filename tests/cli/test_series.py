@@ -383,5 +383,5 @@ def test_scores_do_not_replace_the_data(lintra_says, run):
     assert "data.csv would be among the data of run: write to another folder" in err
     code, out, err = lintra_says("evaluate", "--model", "run", "--json", "run/run.json")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run/run.json, which is a part of a model's folder" in err
+    assert "run/run.json, which is a part of a run, model or prepared text" in err
     assert (data.read_bytes(), (run / "run.json").read_bytes()) == (before, kept)
