@@ -152,12 +152,15 @@ def is_part_of(path: Path, whole: Path) -> bool:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Return whether a folder holds a run, a model, in one file or several, or prepared tokens, which are
-    files *.tokens beside *.ends."""
-    tokens = folder.glob("*.tokens")
-    return any((folder / name).exists() for name in _MARKS) or any(
-        x.with_suffix(".ends").exists() for x in tokens
-    )
+    """Return whether a folder holds a run, a model, in one file or several, or prepared tokens."""
+    return any((folder / name).exists() for name in _MARKS) or has_tokens(folder)
+
+
+def has_tokens(folder: Path) -> bool:
+    """Return whether a folder has files *.tokens beside *.ends. Texts may be named *.tokens too, like those
+    of WikiText. False for a path that this user may not look at."""
+    found = folder.glob("*.tokens") if os.path.isdir(folder) else ()
+    return any(os.path.isfile(file.with_suffix(".ends")) for file in found)
 
 
 def refuse_folder(name: str, path: Path | None) -> None:

@@ -234,7 +234,7 @@ def address(x: Tensor | None) -> int:
 def same_shape(name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a tensor has the shape that the library reads: in a compiled graph, and where a
     caller passes its layout, nothing else has checked it."""
-    if x is not None and tuple(x.shape) != shape:
+    if x is not None and x.shape != shape:
         raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
 
 

@@ -1,7 +1,7 @@
 """The short causal convolution in C++ on the CPU.
 
-`forward` and `backward` compute what `lintra.ops.causal_conv1d` defines. Arguments are trusted: the caller
-has checked them.
+`forward` and `backward` compute what `lintra.ops.causal_conv1d` defines. Shapes and the dtype of sums are
+checked; all else is trusted: the caller has checked it.
 """
 
 import torch

@@ -237,7 +237,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
 template <class T>
 void weight_gradients(const Problem<T>& problem, lintra_launch launch) {
   const lintra_call& call = problem.call;
-  const i64 size = call.dlog_decay ? problem.checkpoint_size() : 0;
+  const i64 size = problem.checkpoint_size();
   const double work = double(call.g) * double(lintra_rows(call)) * double(call.s) * double(call.f);
   const i64 threads = work < kParallelWork ? 1 : call.threads;
   parallel(launch, threads, call.b * call.g, Subnormals::kKept, [&](i64 item, i64) {

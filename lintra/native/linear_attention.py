@@ -1,7 +1,7 @@
 """The causal and the bidirectional linear attention sum in C++, on the CPU.
 
-`forward` and `backward` compute what `lintra.ops.linear_attention` defines. Arguments are trusted: the caller
-has checked them.
+`forward` and `backward` compute what `lintra.ops.linear_attention` defines. Shapes and the dtype of sums are
+checked; all else is trusted: the caller has checked it.
 """
 
 import struct

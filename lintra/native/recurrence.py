@@ -1,7 +1,8 @@
 """The sum with a decay for every key feature, and the delta rule, in C++ on the CPU.
 
 `forward` and `backward` compute what `lintra.ops.linear_attention` defines without a denominator.
-`lintra/native/recurrence.h` has the formulas. Arguments are trusted: the caller has checked them.
+`lintra/native/recurrence.h` has the formulas. Shapes and the dtype of sums are checked; all else is trusted:
+the caller has checked it.
 """
 
 import functools

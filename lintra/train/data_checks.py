@@ -66,10 +66,8 @@ def check_held_out(task: Task, begun_with: dict[str, Any], run: Any) -> None:
     """Raise Error unless the samples to validate on are those that were held out when the run began, whose
     fingerprint was `begun_with`: others may have been learned from."""
     held_out = task.held_out()
-    if held_out is None:
-        check_same(fingerprint(task), begun_with, run)
-    elif "held_out" in begun_with:  # not in a run of an earlier version
-        check_same({"held_out": held_out}, {"held_out": begun_with["held_out"]}, run)
+    found = fingerprint(task) if held_out is None else {"held_out": held_out}
+    check_same(found, {name: x for name, x in begun_with.items() if name in found}, run)
 
 
 def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:

@@ -198,7 +198,10 @@ def test_room_is_asked_for_batches_of_the_shortest(monkeypatch, parts):
     monkeypatch.setattr(data_checks, "available", lambda device: least)
     data_checks.check_room(task, model, settings, cpu)
     monkeypatch.setattr(data_checks, "available", lambda device: least - 1)
-    with pytest.raises(ValueError, match="a batch of 100 sequences needs at least"):
+    with pytest.raises(ValueError, match=r"a batch of 100 sequences needs at least .* smaller --batch, or"):
+        data_checks.check_room(task, model, settings, cpu)
+    monkeypatch.setattr(task, "batch", 100)  # as of batch_tokens, beside which --batch is refused
+    with pytest.raises(ValueError, match="take a smaller --batch-tokens, or"):
         data_checks.check_room(task, model, settings, cpu)
 
 

@@ -147,8 +147,8 @@ def linear_attention(
         dtype = state.z.dtype
         log_decay = log_decay if log_decay is None else log_decay.to(dtype)
         log_input = log_input if log_input is None else log_input.to(dtype)
-        # dq is a difference of two terms, one of them a product with y: the 16 bits of y alone are too few.
-        save_lost = normalize and v.dtype.itemsize == 2 and checks.recorded(*given)
+        # dq is a difference of two terms, one of them a product with y: 16 bits of y alone would be too few.
+        save_lost = normalize and checks.recorded(*given)
         y, kv, z, *_ = _OPERATORS[chosen](
             q,
             k,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from lintra.config import fields
-from lintra.io.files import Error, read_json
+from lintra.io.files import Error, has_tokens, read_json
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.text_files import BYTES
 from lintra.tokenizer import Tokenizer
@@ -240,9 +240,8 @@ def is_shards(folder: Path) -> bool:
     """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or is
     missing beside shards, or cannot be read, in which case `Shards` says why. False for a path that this user
     may not look at."""
-    if not os.path.isfile(folder / INDEX):  # texts may be named *.tokens too, like those of WikiText
-        found = folder.glob("*.tokens") if os.path.isdir(folder) else ()
-        return any(os.path.isfile(file.with_suffix(".ends")) for file in found)
+    if not os.path.isfile(folder / INDEX):
+        return has_tokens(folder)
     try:
         content = read_json(folder / INDEX)
     except Error:
