@@ -65,8 +65,8 @@ typedef struct {
   const void* state;  // s, [n g f e]; absent: zeros. One token may be added in place: state == state_out
   void *y, *state_out;  // [b t h e]; s, [n g f e]
   // s, [n', g, f, e]: the states before the tokens at multiples of the interval, of all sequences one after the other.
-  // Those of sequence i begin with number i (t / interval + 1) or, packed, (its first token) / interval + i. Written by
-  // forward unless absent.
+  // Those of sequence i begin with number (the tokens of those before) / interval + i, so n' is (all tokens) / interval
+  // + n. Written by forward unless absent.
   void* checkpoints;
   // Backward only.
   lintra_tensor dy;      // [b t h e]

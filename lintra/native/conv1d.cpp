@@ -81,18 +81,12 @@ struct Conv1d {
     return x;
   }
 
-  struct Sequence {
-    i64 number, row, first, tokens;
+  struct Sequence : lintra_sequence {
     Tokens real;
   };
   Sequence sequence(i64 i) const {
-    Sequence s;
-    s.number = i;
-    s.row = call.cu_seqlens ? 0 : i;
-    s.first = call.cu_seqlens ? call.cu_seqlens[i] : 0;
-    s.tokens = call.cu_seqlens ? call.cu_seqlens[i + 1] - s.first : call.t;
-    s.real = {call.mask.data ? call.mask.data + s.row * call.mask.b : nullptr, call.mask.t};
-    return s;
+    const lintra_sequence s = lintra_sequence_of(call, i);
+    return {s, {call.mask.data ? call.mask.data + s.row * call.mask.b : nullptr, call.mask.t}};
   }
 
   void read(const lintra_tensor& x, const Sequence& s, i64 t, const Block& at, T* row) const {
@@ -216,7 +210,7 @@ struct Conv1d {
     if (!call.b || !call.c) return LINTRA_OK;
     const i64 n = groups * blocks();
     const double work = double(lintra_rows(call)) * double(call.t) * double(call.c);
-    const i64 threads = work < kParallelWork ? 1 : call.threads, workers = threads < n ? threads : n;
+    const i64 workers = worker_count(work, kParallelWork, call.threads, n);
     const i64 rows = scratch() * kSize, pointers = 2 * call.width * i64(sizeof(T*)), places = call.width * i64(sizeof(i64));
     const i64 size = round_up(rows + pointers + places, 64);
     Memory memory;

@@ -84,7 +84,7 @@ struct Conv1dStep {
     const i64 blocks = (call.c + kStepChannels - 1) / kStepChannels, n = call.b * blocks;
     if (!n) return LINTRA_OK;
     const double work = double(call.b) * double(call.t) * double(call.c);
-    const i64 threads = work < kParallelStep ? 1 : call.threads, workers = threads < n ? threads : n;
+    const i64 workers = worker_count(work, kParallelStep, call.threads, n);
     const i64 size = (2 * call.width + 2) * kStepChannels;
     Memory memory;
     T* rows = (T*)memory.get(workers * size * i64(sizeof(T)), false);

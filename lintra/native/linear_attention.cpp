@@ -12,7 +12,7 @@ namespace lintra {
 namespace LINTRA_ISA {
 
 // Below about this many multiply-adds waking another thread costs more than it saves.
-constexpr i64 kParallelWork = 1 << 20;
+constexpr double kParallelWork = 1 << 20;
 constexpr i64 kShortestSegment = 4;  // chunks
 
 // A sweep cut into pieces of time. Causal: `parts` + 1 segments, the first half as long as the others. In a first round
@@ -31,7 +31,7 @@ struct Split {
   State<T> state(i64 part) const { return shape.state_at(states, part); }
 
   void segment(i64 i, i64* from, i64* to) const {
-    const i64 t = problem.span(b).t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
+    const i64 t = problem.queries(b), chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
     auto bound = [&](i64 piece) {  // backwards the pieces come from the end; all cut between chunks
       const i64 chunk = chunks * piece / pieces, token = (s.backwards ? chunks - chunk : chunk) * kChunk;
       return token < t ? token : t;
@@ -180,8 +180,8 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   const lintra_call& call = problem.call;
   const i64 f = call.f, e = call.e, items = call.b * call.g;
   const i64 padded = round_up(f > e ? f : e, 16);
-  const i64 threads = double(items) * double(f) * double(e) * 2 < kParallelWork ? 1 : call.threads;
-  const i64 workers = threads < items ? threads : items;
+  const double work = 2.0 * double(items) * double(f) * double(e);
+  const i64 workers = worker_count(work, kParallelWork, call.threads, items);
   Memory memory;
   T* rows = (T*)memory.get(workers * 4 * padded * i64(sizeof(T)), false);
   if (!rows) return LINTRA_NO_MEMORY;
@@ -239,14 +239,14 @@ void weight_gradients(const Problem<T>& problem, lintra_launch launch) {
   const lintra_call& call = problem.call;
   const i64 size = problem.checkpoint_size();
   const double work = double(call.g) * double(lintra_rows(call)) * double(call.s) * double(call.f);
-  const i64 threads = work < kParallelWork ? 1 : call.threads;
-  parallel(launch, threads, call.b * call.g, Subnormals::kKept, [&](i64 item, i64) {
+  const i64 items = call.b * call.g, workers = worker_count(work, kParallelWork, call.threads, items);
+  parallel(launch, workers, items, Subnormals::kKept, [&](i64 item, i64) {
     const i64 b = item / call.g, g = item % call.g;
     const i64 first = problem.first_token(b, call.s), dots = problem.first_token(b, g, call.s);
     const T* states = problem.checkpoints(problem.states, b, g);
     const T* gradients = problem.checkpoints(problem.gradients, b, g);
     double total = problem.final_dots ? problem.final_dots[item] : 0;
-    for (i64 token = problem.span(b).s - 1; token >= 0; --token) {
+    for (i64 token = problem.keys(b) - 1; token >= 0; --token) {
       const bool real = problem.mask(b).real(token);
       const double key = problem.key_dots[dots + token];
       const i64 at = (first + token) * call.g + g;

@@ -40,6 +40,11 @@ struct FlushSubnormals {
   FlushSubnormals(const FlushSubnormals&) = delete;
 };
 
+// How many of a call's threads share its tasks: one where its work, of any unit, is too little to wake another.
+inline i64 worker_count(double work, double least, i64 threads, i64 tasks) {
+  return work < least ? 1 : threads < tasks ? threads : tasks;
+}
+
 // Runs f(task, worker) for every task below n; a worker takes the next task when it is done with one. The result of a
 // task must not depend on the worker.
 template <class F>

@@ -8,11 +8,6 @@ namespace LINTRA_ISA {
 
 enum Pass { kForward, kQueryGradient, kKeyGradient, kValueGradient };
 
-// The tokens of one sequence: t queries and s keys from position `first` of a row of the batch.
-struct SequenceSpan {
-  i64 row, first, t, s;
-};
-
 template <class T>
 struct Problem {
   const lintra_call& call;
@@ -29,22 +24,19 @@ struct Problem {
   bool packed() const { return call.cu_seqlens && call.b > 1; }
   // States that decay become subnormal; sums of inputs do not.
   Subnormals subnormals() const { return call.log_decay.data ? Subnormals::kFlushed : Subnormals::kKept; }
-  SequenceSpan span(i64 b) const {
-    if (!call.cu_seqlens) return {b, 0, call.t, call.s};
-    const i64 first = call.cu_seqlens[b], tokens = call.cu_seqlens[b + 1] - first;
-    return {0, first, tokens, tokens};
-  }
+  lintra_sequence sequence(i64 b) const { return lintra_sequence_of(call, b); }
+  i64 queries(i64 b) const { return sequence(b).tokens; }
+  i64 keys(i64 b) const { return call.cu_seqlens ? sequence(b).tokens : call.s; }
   // The number of the sequence's first token among those of an array [b t], or of one [b g t] the head's.
   i64 first_token(i64 b, i64 tokens) const {
-    const SequenceSpan at = span(b);
+    const lintra_sequence at = sequence(b);
     return at.row * tokens + at.first;
   }
   i64 first_token(i64 b, i64 g, i64 tokens) const {
-    const SequenceSpan at = span(b);
+    const lintra_sequence at = sequence(b);
     return (at.row * call.g + g) * tokens + at.first;
   }
-  // Checkpoints of all sequences for one head; a sequence of t tokens has at most t / checkpoint_interval + 1.
-  i64 checkpoint_count() const { return lintra_rows(call) * call.t / checkpoint_interval + call.b; }
+  i64 checkpoint_count() const { return lintra_checkpoint_count(call, checkpoint_interval); }  // of one head
   i64 checkpoint_size() const {
     Sweep<T> s = {};
     s.inner = call.e + 1;
@@ -53,12 +45,13 @@ struct Problem {
   }
   // The first checkpoint of a sequence.
   T* checkpoints(T* states, i64 b, i64 g) const {
-    return states ? states + (g * checkpoint_count() + first_token(b, call.t) / checkpoint_interval + b) * checkpoint_size()
-                  : nullptr;
+    if (!states) return nullptr;
+    const i64 first = lintra_first_checkpoint(call, sequence(b), checkpoint_interval);
+    return states + (g * checkpoint_count() + first) * checkpoint_size();
   }
 
   char* first_row(const lintra_tensor& x, i64 b, i64 head, i64 size) const {
-    const SequenceSpan at = span(b);
+    const lintra_sequence at = sequence(b);
     return x.data + (at.row * x.b + at.first * x.t + head * x.h) * size;
   }
 
@@ -224,8 +217,8 @@ struct Problem {
     }
     sweep(plain, count, from, to, mode, r);
   }
-  i64 write_length(const Sweep<T>& s, i64 b) const { return s.backwards ? span(b).t : span(b).s; }
-  i64 read_length(const Sweep<T>& s, i64 b) const { return s.backwards ? span(b).s : span(b).t; }
+  i64 write_length(const Sweep<T>& s, i64 b) const { return s.backwards ? queries(b) : keys(b); }
+  i64 read_length(const Sweep<T>& s, i64 b) const { return s.backwards ? keys(b) : queries(b); }
 
   // Sweeps all tokens for `count` key-value heads from g.
   void sweep_heads(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
@@ -236,7 +229,7 @@ struct Problem {
       start(pass, b, g + i, heads[i].sweep, heads[i].state);
     }
     if (call.causal) {
-      sweep(heads, count, 0, span(b).t, kRead | kWrite, r);
+      sweep(heads, count, 0, queries(b), kRead | kWrite, r);
     } else {
       sweep_mode(heads, count, 0, write_length(heads[0].sweep, b), kWrite, r);
       sweep_mode(heads, count, 0, read_length(heads[0].sweep, b), kRead, r);

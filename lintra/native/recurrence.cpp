@@ -16,8 +16,8 @@ constexpr i64 kStreamed = 1 << 23;         // bytes of new states above which th
 
 // The columns of one state and the tokens of its sequence.
 struct StateItem {
-  i64 sequence, state, part;
-  i64 row, first, tokens;  // the sequence's place: its row of the batch, its first token and its length
+  lintra_sequence sequence;
+  i64 state, part;
   i64 column, columns;
 };
 
@@ -31,10 +31,7 @@ struct RecurrenceCall {
     StateItem x;
     x.part = i % call.parts;
     x.state = i / call.parts % call.g;
-    x.sequence = i / call.parts / call.g;
-    x.row = call.cu_seqlens ? 0 : x.sequence;
-    x.first = call.cu_seqlens ? call.cu_seqlens[x.sequence] : 0;
-    x.tokens = call.cu_seqlens ? call.cu_seqlens[x.sequence + 1] - x.first : call.t;
+    x.sequence = lintra_sequence_of(call, i / call.parts / call.g);
     const i64 line = 64 / kSize, lines = (call.e + line - 1) / line;  // parts share no line of the cache
     const i64 from = lines * x.part / call.parts * line, to = lines * (x.part + 1) / call.parts * line;
     x.column = from;
@@ -43,14 +40,14 @@ struct RecurrenceCall {
   }
 
   const char* address(const lintra_tensor& x, const StateItem& at, i64 head, i64 size) const {
-    return x.data ? x.data + (at.row * x.b + at.first * x.t + head * x.h) * size : nullptr;
+    return x.data ? x.data + (at.sequence.row * x.b + at.sequence.first * x.t + head * x.h) * size : nullptr;
   }
   Operand operand(const lintra_tensor& x, const StateItem& at, i64 head, i64 width) const {
     return tensor_rows(address(x, at, head, element_size(call.dtype)), x, width, call.dtype);
   }
   // Rows of a contiguous tensor [b t heads width].
   i64 element(const StateItem& at, i64 head, i64 heads, i64 width) const {
-    return ((at.row * call.t + at.first) * heads + head) * width;
+    return ((at.sequence.row * call.t + at.sequence.first) * heads + head) * width;
   }
   // The same of a tensor with an axis of parts before.
   T* gradient(void* x, const StateItem& at, i64 head, i64 heads, i64 width) const {
@@ -71,7 +68,7 @@ struct RecurrenceCall {
     r.first_reader = first;
     r.f = call.f;
     r.e = e;
-    r.tokens = at.tokens;
+    r.tokens = at.sequence.tokens;
     r.real = {address(call.mask, at, 0, 1), call.mask.t};
     r.log_decay = address(call.log_decay, at, at.state, kSize);
     r.log_decay_token = call.log_decay.t * kSize;
@@ -98,11 +95,10 @@ struct RecurrenceCall {
     return r;
   }
 
-  i64 state_place(const StateItem& at) const { return (at.sequence * call.g + at.state) * call.f * call.e + at.column; }
+  i64 state_place(const StateItem& at) const { return (at.sequence.number * call.g + at.state) * call.f * call.e + at.column; }
   // The checkpoint before the first token.
   T* checkpoint(const StateItem& at) const {
-    const i64 longest = call.t / call.interval + 1;
-    const i64 number = call.cu_seqlens ? at.first / call.interval + at.sequence : at.sequence * longest;
+    const i64 number = lintra_first_checkpoint(call, at.sequence, call.interval);
     return (T*)call.checkpoints + (number * call.g + at.state) * call.f * call.e + at.column;
   }
   i64 checkpoint_step() const { return call.g * call.f * call.e; }
@@ -115,7 +111,7 @@ struct RecurrenceCall {
   int each_item(bool backward, lintra_launch launch, F&& f) const {
     if (!items()) return LINTRA_OK;
     const double work = double(lintra_rows(call)) * double(call.t) * double(call.h) * double(call.f) * double(call.e);
-    const i64 threads = work < kParallelWork ? 1 : call.threads, n = items(), workers = threads < n ? threads : n;
+    const i64 n = items(), workers = worker_count(work, kParallelWork, call.threads, n);
     StateItem widest = {};
     widest.columns = call.e;
     const i64 size = ChunkBuffers<T>::layout(make(widest), backward, call.interval / kChunk, nullptr, nullptr);
@@ -167,7 +163,7 @@ struct RecurrenceCall {
     const i64 n = call.b * call.g, f = call.f, e = call.e;
     if (!n) return LINTRA_OK;
     const double work = 2.0 * double(n) * double(f) * double(e);
-    const i64 threads = work < kParallelWork ? 1 : call.threads, workers = threads < n ? threads : n;
+    const i64 workers = worker_count(work, kParallelWork, call.threads, n);
     const i64 wide = round_up(f > e ? f : e, 16);
     Memory memory;
     T* rows = (T*)memory.get(workers * 5 * wide * kSize, true);
@@ -176,10 +172,9 @@ struct RecurrenceCall {
     if (!rows) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, Subnormals::kFlushed, [&](i64 i, i64 worker) {
       StateItem at = {};
-      at.sequence = at.row = i / call.g;
+      at.sequence = lintra_sequence_of(call, i / call.g);
       at.state = i % call.g;
       at.columns = e;
-      at.tokens = 1;
       const Recurrence<T> r = make(at);
       T *k = rows + worker * 5 * wide, *v = k + wide, *q = v + wide, *y = q + wide, *decay = y + wide;
       T* to = (T*)call.state_out + state_place(at);

@@ -14,7 +14,7 @@ constexpr double kParallelScan = 1 << 16;  // exponentials below which waking a 
 
 // A block of channels of one group, and the tokens of its sequence.
 struct ScanItem {
-  i64 sequence, row, first, tokens;
+  lintra_sequence sequence;
   i64 group, part;  // the block's number within the group
   i64 channel, channels;
 };
@@ -62,10 +62,7 @@ struct ScanCall {
     const i64 width = call.c / call.g;
     x.part = i % parts();
     x.group = i / parts() % call.g;
-    x.sequence = i / parts() / call.g;
-    x.row = call.cu_seqlens ? 0 : x.sequence;
-    x.first = call.cu_seqlens ? call.cu_seqlens[x.sequence] : 0;
-    x.tokens = call.cu_seqlens ? call.cu_seqlens[x.sequence + 1] - x.first : call.t;
+    x.sequence = lintra_sequence_of(call, i / parts() / call.g);
     const i64 left = width - x.part * kScanChannels;
     x.channel = x.group * width + x.part * kScanChannels;
     x.channels = left < kScanChannels ? left : kScanChannels;
@@ -75,10 +72,10 @@ struct ScanCall {
 
   // The first number of a tensor [b t c] for the block, at a token of its sequence.
   char* place(const lintra_tensor& x, const ScanItem& at, i64 token) const {
-    return x.data + (at.row * x.b + (at.first + token) * x.t + at.channel * x.h) * element_size(call.dtype);
+    return x.data + (at.sequence.row * x.b + (at.sequence.first + token) * x.t + at.channel * x.h) * element_size(call.dtype);
   }
   bool real(const ScanItem& at, i64 token) const {
-    return !call.mask.data || call.mask.data[at.row * call.mask.b + (at.first + token) * call.mask.t];
+    return !call.mask.data || call.mask.data[at.sequence.row * call.mask.b + (at.sequence.first + token) * call.mask.t];
   }
   // Padded tokens are 0 in every tile, delta among them: they neither decay the state nor add to it.
   void clear_padding(const ScanItem& at, i64 token, i64 count, T* tile) const {
@@ -91,7 +88,7 @@ struct ScanCall {
   NextTile next_tile(const ScanItem& at, i64 token) const {
     NextTile next = {};
     const i64 from = token + (call.du.data ? -call.interval : call.interval);
-    if (from < 0 || from >= at.tokens) return next;
+    if (from < 0 || from >= at.sequence.tokens) return next;
     const lintra_tensor& y = call.du.data ? call.dy : call.y;
     const lintra_tensor tensors[] = {call.u, call.dt, call.z, y, call.du, call.ddt, call.dz};
     for (const lintra_tensor& x : tensors)
@@ -110,7 +107,7 @@ struct ScanCall {
   }
   void read_states(const lintra_tensor& x, const ScanItem& at, i64 token, i64 count, T* to) const {
     for (i64 i = 0; i < count; ++i, to += call.n) {
-      const i64 from = at.row * x.b + (at.first + token + i) * x.t + at.group * x.h;
+      const i64 from = at.sequence.row * x.b + (at.sequence.first + token + i) * x.t + at.group * x.h;
       if (real(at, token + i))
         read_row(x.data + from * element_size(call.dtype), to, call.n, call.dtype);
       else
@@ -144,11 +141,11 @@ struct ScanCall {
   void load_vector(const void* from, const ScanItem& at, i64 n, T* to) const {
     if (from) load_channels((const T*)from + at.channel * n, at.channels, n, to);
   }
-  i64 state_place(const ScanItem& at) const { return (at.sequence * call.c + at.channel) * call.n; }
+  i64 state_place(const ScanItem& at) const { return (at.sequence.number * call.c + at.channel) * call.n; }
   // Checkpoints hold whole blocks, as the working memory has them.
   T* checkpoint(const ScanItem& at, i64 number) const {
-    const i64 longest = call.t / call.interval + 1, blocks = call.g * parts();
-    number += call.cu_seqlens ? at.first / call.interval + at.sequence : at.sequence * longest;
+    const i64 blocks = call.g * parts();
+    number += lintra_first_checkpoint(call, at.sequence, call.interval);
     return (T*)call.checkpoints + (number * blocks + at.group * parts() + at.part) * kScanChannels * call.n;
   }
   size_t state_bytes() const { return size_t(kScanChannels * call.n * kSize); }
@@ -158,7 +155,7 @@ struct ScanCall {
     const i64 n = call.b * call.g * parts();
     if (!n) return LINTRA_OK;
     const double work = double(lintra_rows(call)) * double(call.t) * double(call.c) * double(call.n);
-    const i64 threads = work < kParallelScan ? 1 : call.threads, workers = threads < n ? threads : n;
+    const i64 workers = worker_count(work, kParallelScan, call.threads, n);
     const i64 size = ScanBuffers<T>::layout(call.n, room, backward, nullptr, nullptr);
     Memory memory;
     T* buffers = (T*)memory.get(workers * size * kSize, true);
@@ -191,8 +188,8 @@ struct ScanCall {
       start(at, c);
       clear(state_bytes(), c.state);
       if (call.state) load_channels((const T*)call.state + state_place(at), at.channels, call.n, c.state);
-      for (i64 token = 0; token < at.tokens; token += call.interval) {
-        const i64 left = at.tokens - token, count = left < call.interval ? left : call.interval;
+      for (i64 token = 0; token < at.sequence.tokens; token += call.interval) {
+        const i64 left = at.sequence.tokens - token, count = left < call.interval ? left : call.interval;
         if (call.checkpoints) memcpy((void*)checkpoint(at, token / call.interval), c.state, state_bytes());
         read_inputs(at, token, count, c, nullptr);
         const NextTile next = next_tile(at, token);
@@ -282,12 +279,12 @@ struct ScanCall {
       clear(state_bytes(), c.gradient, c.dA);
       clear(kScanChannels * kSize, c.dD, c.dbias);
       if (call.dstate) load_channels((const T*)call.dstate + state_place(at), at.channels, call.n, c.gradient);
-      const i64 tiles = (at.tokens + call.interval - 1) / call.interval;
+      const i64 tiles = (at.sequence.tokens + call.interval - 1) / call.interval;
       for (i64 number = tiles - 1; number >= 0; --number) {
-        const i64 token = number * call.interval, left = at.tokens - token;
+        const i64 token = number * call.interval, left = at.sequence.tokens - token;
         backward_tile(at, token, left < call.interval ? left : call.interval, c);
       }
-      const i64 channels = at.sequence * call.c + at.channel;
+      const i64 channels = at.sequence.number * call.c + at.channel;
       store_channels(c.gradient, at.channels, call.n, (T*)call.dstate_in + state_place(at));
       store_channels(c.dA, at.channels, call.n, (T*)call.dA + state_place(at));
       if (call.dD) store_channels(c.dD, at.channels, 1, (T*)call.dD + channels);
@@ -344,7 +341,7 @@ struct ScanCall {
                                   c.dB,               c.dC,         c.e + start,      room()};
       scan_gradients<T, K>(tile, c.A + state, c.states, c.decays, d);
     }
-    const i64 row = (at.part * lintra_rows(call) + at.row) * call.t + at.first + token;
+    const i64 row = (at.part * lintra_rows(call) + at.sequence.row) * call.t + at.sequence.first + token;
     for (i64 k = 0; k < K; ++k)
       for (i64 i = 0; i < count; i += kChunk) {
         T dB[kChunk], dC[kChunk];

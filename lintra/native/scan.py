@@ -99,8 +99,8 @@ def like(x: Tensor) -> Tensor:
 def saved_size(u: Tensor, A: Tensor, B: Tensor, cu_seqlens: Tensor | None) -> int:
     """Return how many numbers `forward` saves."""
     (b, t, c), g, n = u.shape, B.shape[2], A.shape[1]
-    count = b * (t // _INTERVAL + 1) if cu_seqlens is None else t // _INTERVAL + cu_seqlens.shape[0] - 1
-    return count * g * -(-c // g // _CHANNELS) * _CHANNELS * n
+    sequences = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return (b * t // _INTERVAL + sequences) * g * -(-c // g // _CHANNELS) * _CHANNELS * n
 
 
 Gradients = tuple[Tensor, Tensor | None, Sequence[Tensor | None], Sequence[Tensor | None]]
