@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -293,6 +293,14 @@ def tell(trials: Sequence[Trial]) -> None:
             continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def ranked(scores: Mapping[float, float | None], *, lower_is_better: bool) -> list[float]:
+    """Learning rates, that of the best score first, and of equal scores the lower rate; none whose score is
+    None or NaN, because it diverged."""
+    sign = 1 if lower_is_better else -1
+    known = {rate: sign * x for rate, x in scores.items() if x is not None and not math.isnan(x)}
+    return sorted(known, key=lambda rate: (known[rate], rate))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.compare import __main__ as command
-from experiments.compare import contestants, problems, search, tables
+from experiments.compare import baselines, contestants, problems, search, tables
 from experiments.compare.search import Contest, better_half
 from experiments.lra import __main__ as arena
 from experiments.lra import problems as lra
@@ -166,7 +166,7 @@ def test_a_search_from_beginning_to_end_trains_nothing_twice(contest, capsys):
     train_ready(command.Queue([contest]), workers=2, minutes=5)
     assert files == {file: file.stat().st_mtime_ns for file in contest.study.outcomes.iterdir()}
     command.say([contest], each=False)
-    assert capsys.readouterr().out.endswith("1 of 1 searches are done; the same command resumes\n")
+    assert capsys.readouterr().out.endswith("1 of 1 searches are done\n")
 
 
 def test_nothing_is_begun_when_the_time_is_up(contest):
@@ -224,14 +224,14 @@ def test_the_text_that_is_tested_on_is_no_part_of_what_is_trained_on(tmp_path, m
 )
 def test_every_contestant_fits_the_problem(problem):
     for contestant in contestants.CONTESTANTS:
-        if contestant.takes(problem):
+        if contestant.obstacle(problem) is None:
             assert contestant.model(problem).width == problem.width
 
 
 def test_no_network_is_convolved_twice():
     convolved = contestants.BY_NAME["delta-convolved"]
-    assert convolved.takes(problems.BY_NAME["parity"])
-    assert not convolved.takes(problems.BY_NAME["mqar-64-16-64"])
+    assert convolved.obstacle(problems.BY_NAME["parity"]) is None
+    assert "convolution" in convolved.obstacle(problems.BY_NAME["mqar-64-16-64"])
 
 
 def test_a_contestant_without_a_recurrent_form_has_no_state():
@@ -318,6 +318,23 @@ def test_a_seed_that_diverged_is_in_the_table(contest):
     assert row == "| linear | diverged | 70.0, diverged, 90.0 | 0.01 (highest) | 8 | 64 | 7 | 0.60 |"
 
 
+def test_a_contestant_that_diverged_at_every_rate_is_in_the_table(contest):
+    for one in contest.ready():
+        write(one, None)
+    found = search.read_outcomes(contest.study)
+    row = tables.problem_table(found, "parity", contest.study).splitlines()[2]
+    assert row == "| linear | diverged at every rate |  |  |  |  |  |"  # no state is known
+    assert tables.problem_table(found[1:], "parity", contest.study) == ""  # one rate has not been tried
+
+
+def test_baselines_are_in_the_table_and_nowhere_else(contest):
+    study = dataclasses.replace(contest.study, baselines=("guesses.json", "missing.json"))
+    baselines.publish(study.folder / "guesses.json", {"parity": {"a guess": 0.5}, "s5": {}}, command="guess")
+    *_, row = tables.problem_table(outcomes(contest), "parity", study).splitlines()
+    assert row == "| *a guess* | 50.0 |  |  |  |  |  |  |"
+    assert tables.problem_table([], "parity", study) == ""
+
+
 def test_a_table_of_encoders_has_no_column_for_states(contest):
     found = [x | {"state_bytes": None} for x in outcomes(contest)]
     head, _, row = tables.problem_table(found, "parity", contest.study).splitlines()
@@ -375,6 +392,8 @@ def test_the_command_refuses(capsys):
         with pytest.raises(SystemExit):
             command.main(words)
         assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="linformer takes no part in parity: it has no causal form"):
+        command.main(["--problem", "parity", "--attention", "linear", "linformer", "--list"])
 
 
 @pytest.mark.parametrize("study", [problems.COMPARISON, lra.ARENA], ids=["compare", "lra"])

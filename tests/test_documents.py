@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / "docs").rglob("*.md"),
-    *(ROOT / "experiments").glob("*/README.md"),
+    *(ROOT / "experiments").glob("*/*.md"),
 ]
 SLOW_PAGES = ("using.md", "text.md", "series.md")  # they train models
 TESTED_ELSEWHERE = ("adding.md",)  # tests/test_adding.py
@@ -495,6 +495,7 @@ def test_the_tables_of_a_comparison_are_of_its_outcomes(study):
     outcomes = search.read_outcomes(study)
     assert outcomes
     assert tables.sections(outcomes, study) in (study.folder / "README.md").read_text()
+    assert tables.searches(outcomes, study) == (study.folder / "searches.md").read_text()
     assert json.loads((study.folder / "points.json").read_text())["points"] == tables.points(outcomes)
     for outcome in outcomes:
         assert {"machine", "versions", "command", "date"} <= set(outcome)
@@ -744,3 +745,8 @@ def test_the_scores_of_forecasts_are_those_of_the_files():
 
 def _forecast_scores(report: dict) -> ForecastScores:
     return ForecastScores(**{name: Estimate(**each) for name, each in report.items()})
+
+
+def test_the_table_of_texts_is_of_the_outcomes():
+    columns = {"reviews, %": (ARENA, "text"), "Shakespeare, bits per byte": (COMPARISON, "shakespeare")}
+    assert tables.across(columns) in (ROOT / "docs" / "choosing.md").read_text()

@@ -41,12 +41,16 @@ def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
         for problem in chosen:
             problem.check(options.data)
     who = [contestants.BY_NAME[name] for name in options.attention or contestants.BY_NAME]
+    for contestant in who:
+        if all(contestant.obstacle(problem) for problem in chosen):
+            names = ", ".join(problem.name for problem in chosen)
+            sys.exit(f"{contestant.name} takes no part in {names}: it {contestant.obstacle(chosen[0])}")
     data = None if options.list else options.data
     return [
         Contest(problem, contestant, options.preset, data, study)
         for problem in chosen
         for contestant in who
-        if contestant.takes(problem)
+        if contestant.obstacle(problem) is None
     ]
 
 
@@ -56,7 +60,8 @@ def say(contests: Sequence[Contest], *, each: bool) -> None:
     for contest in contests if each else ():
         state = "to do" if contest in missing else "done "
         print(f"{state} {contest.problem.name}, {contest.contestant.name}")
-    print(f"{len(contests) - len(missing)} of {len(contests)} searches are done; the same command resumes")
+    ending = "; the same command resumes" if missing else ""
+    print(f"{len(contests) - len(missing)} of {len(contests)} searches are done{ending}")
 
 
 def main(arguments: Sequence[str] | None = None, study: Study = COMPARISON) -> None:

@@ -43,13 +43,15 @@ class Contestant:
         config = attention.for_length(attention.load(self.mechanism).Config, length, **options)
         return problem.model(config, self.heads(problem.width))
 
-    def takes(self, problem: Problem) -> bool:
-        """Return whether it has the causal form that is needed, and no convolution beside the network's."""
+    def obstacle(self, problem: Problem) -> str | None:
+        """Return why it takes no part in a problem, None if it does."""
+        if problem.causal and not attention.mechanism(self.mechanism).can.causal:
+            return "has no causal form"
         config = attention.load(self.mechanism).Config
         convolved = self.options.get("conv", getattr(config, "conv", None)) is not None
         if convolved and problem.network.get("conv") is not None:
-            return False
-        return attention.mechanism(self.mechanism).can.causal or not problem.causal
+            return "has a convolution, and so has the network"
+        return None
 
 
 def _map(name: str, map_of: Any, heads: Callable[[int], dict[str, Any]] = _same) -> Contestant:

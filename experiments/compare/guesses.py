@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from experiments.compare import baselines
 from experiments.compare.problems import BY_NAME, Problem
 from experiments.compare.search import TEST_SAMPLES
-from lintra.bench import reports
-from lintra.bench.reports import Row
 from lintra.tasks import recall, state_tracking
 
 FOUND = Path(__file__).parent / "guesses.json"
 COMMAND = "python -m experiments.compare.guesses"
 PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128", "copying")
+GUESSES = ("a guess of the commonest value", "a guess of the commonest value left")
 FOLLOWED = (0, 3, 4)  # letters of a word
 
 
@@ -46,13 +46,13 @@ def values_of(config: Any) -> range:
 
 
 def scores(problem: Problem) -> tuple[float, float]:
-    """The accuracies of both guesses on a problem's test sequences, in percent."""
+    """The accuracies of both guesses on a problem's test sequences."""
     test = problem.judge(None).test
     batch = test.__getitems__(range(min(TEST_SAMPLES, len(test))))
     tokens, counted = batch["tokens"].numpy(), batch["counted"].numpy()
     rows = zip(tokens, counted, strict=True)
     found = [guessed(*row, values_of(problem.settings)) for row in rows]
-    often, rest = 100 * np.array(found).sum(0) / counted.sum()
+    often, rest = np.array(found).sum(0) / counted.sum()
     return float(often), float(rest)
 
 
@@ -73,17 +73,11 @@ def words_followed(config: state_tracking.Config, known: int) -> float:
 
 
 def main() -> None:
-    rows = []
-    for name in PROBLEMS:
-        often, rest = scores(BY_NAME[name])
-        rows.append(Row(f"{name}, the commonest value", often, "%"))
-        rows.append(Row(f"{name}, the value with the most occurrences left", rest, "%"))
-    for known in FOLLOWED:
-        share = words_followed(BY_NAME["s5"].settings, known)
-        rows.append(Row(f"s5, {known} letters followed", 100 * share, "%"))
-    reports.write(FOUND, rows, {}, command=COMMAND)
-    for row in rows:
-        print(f"{row.what}: {row.figure:.1f} %")
+    found = {name: dict(zip(GUESSES, scores(BY_NAME[name]), strict=True)) for name in PROBLEMS}
+    found["parity"] = {"any guess": words_followed(BY_NAME["parity"].settings, 0)}
+    words = BY_NAME["s5"].settings
+    found["s5"] = {f"a guess after {known} swaps": words_followed(words, known) for known in FOLLOWED}
+    baselines.publish(FOUND, found, command=COMMAND)
 
 
 if __name__ == "__main__":

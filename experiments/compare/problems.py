@@ -193,6 +193,7 @@ class Study:
     folder: Path
     problems: tuple[Problem, ...]
     presets: dict[Preset, tuple[str, ...]]  # names of problems
+    baselines: tuple[str, ...] = ()  # reports in the folder with scores to compare with
 
     @property
     def by_name(self) -> dict[str, Problem]:
@@ -222,6 +223,7 @@ COMPARISON = Study(
     HERE,
     PROBLEMS,
     {"small": _SMALL_PRESET, "whole": tuple(problem.name for problem in PROBLEMS)},
+    (),
 )
 BY_NAME = COMPARISON.by_name
 

@@ -18,7 +18,7 @@ import torch
 
 from experiments.compare.contestants import Contestant
 from experiments.compare.problems import COMPARISON, Preset, Problem, Study
-from experiments.trials import Trial
+from experiments.trials import Trial, ranked
 from lintra import attention, train
 from lintra.bench import reports
 from lintra.models import Decoder
@@ -159,10 +159,8 @@ class Contest:
 
 
 def better_half(scores: dict[float, float | None], *, lower_is_better: bool) -> list[float]:
-    """The rates with the better scores, half of them rounded up, the best first; none that diverged (NaN)."""
-    sign = 1 if lower_is_better else -1
-    known = {rate: sign * x for rate, x in scores.items() if x is not None and not math.isnan(x)}
-    return sorted(known, key=lambda rate: (known[rate], rate))[: math.ceil(len(scores) / 2)]
+    """The rates with the better scores, half of them rounded up, the best first; none that diverged."""
+    return ranked(scores, lower_is_better=lower_is_better)[: math.ceil(len(scores) / 2)]
 
 
 def read_outcomes(study: Study = COMPARISON) -> list[dict[str, Any]]:

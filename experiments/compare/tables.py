@@ -3,11 +3,11 @@
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.compare import contestants, problems
+from experiments.compare import baselines, contestants, problems
 from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import SEEDS, read_outcomes
 from experiments.trials import interval, markdown
@@ -72,7 +72,8 @@ def _rate(rate: float, tried: set[float]) -> str:
 
 
 def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
-    """A row for each contestant and number of steps whose search is done: few steps first, then the best."""
+    """A row for each contestant and number of steps whose search is done: few steps first, then the best;
+    then those that diverged at every rate, and the baselines."""
     problem = study.by_name[name]
     heads = [
         "contestant",
@@ -110,10 +111,24 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         rows.append((steps, math.inf if lost else sign * statistics.mean(scores), cells))
     rows.sort(key=lambda row: row[:2])
     table = [heads, *(cells for _, _, cells in rows)]
+    empty, lost = [""] * (len(heads) - 2), _lost(outcomes, name, study)
+    table += [[who, "diverged at every rate", *empty] for who in lost]
+    for rule, score in baselines.read(study).get(name, {}).items():
+        table.append([f"*{rule}*", _shown(score, problem), *empty])
     place = heads.index("state, bytes")
     if not any(cells[place] for cells in table[1:]):  # encoders keep no state
         table = [[*cells[:place], *cells[place + 1 :]] for cells in table]
-    return _table(table[0], table[1:]) if rows else ""
+    return _table(table[0], table[1:]) if rows or lost else ""
+
+
+def _lost(outcomes: Outcomes, name: str, study: Study) -> list[str]:
+    """The contestants whose search of a problem is done because all trainings of the first rung diverged."""
+    rates = set(study.by_name[name].rates)
+    return [
+        who
+        for (where, who), mine in by_contest(outcomes, study).items()
+        if where == name and all(x["diverged"] for x in mine) and {x["rate"] for x in mine} >= rates
+    ]
 
 
 def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
@@ -155,19 +170,34 @@ def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     return _table(["feature map", *heads], rows)
 
 
+def across(columns: Mapping[str, tuple[Study, str]]) -> str:
+    """Contestants against problems, head -> problem of a study: the test scores after the small preset's
+    steps, the best of the first column first. docs/choosing.md has such a table."""
+    scores: dict[str, dict[str, tuple[float, str]]] = {}
+    for head, (study, name) in columns.items():
+        problem = study.by_name[name]
+        sign = 1 if problem.lower_is_better else -1
+        for (where, who, steps), mine in finals(read_outcomes(study), study).items():
+            if where == name and steps == problem.steps["small"]:
+                order = sign * interval([x["test"] for x in mine])[0]
+                scores.setdefault(who, {})[head] = order, formatted(mine, problem)
+    missing = (math.inf, "")
+    rows = sorted(scores, key=lambda who: [scores[who].get(head, missing)[0] for head in columns])
+    cells = [[who, *(scores[who].get(head, missing)[1] for head in columns)] for who in rows]
+    return _table(["mechanism", *columns], cells)
+
+
 def core_hours(outcomes: Outcomes) -> float:
     """The hours of all trainings, each on one core."""
     return sum(x["seconds"] for x in outcomes) / 3600
 
 
 def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
-    """All tables as README.md has them, and the hours; nothing for problems without an outcome."""
+    """The test scores as README.md has them, and the hours; nothing for problems without an outcome."""
     parts = []
     for name, problem in study.by_name.items():
         if table := problem_table(outcomes, name, study):
             parts += [f"### {problem.title}", table]
-        if points := points_table(outcomes, name, study):
-            parts += [f"Validation scores of the search, {name}:", points]
     if maps := maps_table(outcomes, study):
         parts += ["### Feature maps at equal state size", maps]
     diverged = sum(x["diverged"] for x in outcomes)
@@ -178,8 +208,26 @@ def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     return "\n\n".join(parts)
 
 
+def searches(outcomes: Outcomes, study: Study = COMPARISON) -> str:
+    """The page of all validation scores of the searches."""
+    parts = [
+        "# Validation scores of the searches",
+        "The rates of [README.md](README.md) were chosen by these scores, of one seed each. Written by "
+        f"`{study.command} --tables`.",
+    ]
+    for name, problem in study.by_name.items():
+        if points := points_table(outcomes, name, study):
+            parts += [f"## {problem.title}, {_unit(problem)}", points]
+            if problem.score == "accuracy":  # drawn as percentages
+                parts.append(f"![{problem.title} against the learning rate](rates-{name}.png)")
+    return "\n\n".join(parts) + "\n"
+
+
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
     """Draw the recall-memory frontier for each number of steps, and the rates that were searched."""
+    guesses = {
+        _mqar(name): scores for name, scores in baselines.read(study).items() if name.startswith("mqar-")
+    }
     for (length, pairs, steps), seeds in _frontiers(outcomes, study).items():
         lines = {
             who: {size: statistics.mean(scores) for size, scores in sorted(line.items())}
@@ -195,6 +243,7 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
             x="state (KiB)",
             y="recalled (%)",
             title=f"{pairs} pairs in {length} tokens, {steps:,} steps: recall against memory",
+            levels={rule: 100 * score for rule, score in guesses.get((length, pairs), {}).items()},
         )
     for name, problem in study.by_name.items():
         first = min(problem.steps.values()) // 2**problem.halvings
@@ -216,7 +265,7 @@ def _frontiers(
     outcomes: Outcomes, study: Study
 ) -> dict[tuple[int, int, int], dict[str, dict[float, list[float]]]]:
     """(length, pairs, steps) -> contestant -> KiB of state -> % recalled by each seed; only where one state
-    is twice another."""
+    is twice another, and without contestants of which a seed diverged."""
     found: dict[tuple[int, int, int], dict[str, dict[float, list[float]]]] = {}
     for (name, who, steps), mine in finals(outcomes, study).items():
         size = mine[0]["state_bytes"]
@@ -240,10 +289,11 @@ def _mqar(name: str) -> tuple[int, int]:
 
 
 def write(study: Study = COMPARISON, folder: Path | None = None) -> str:
-    """Write points.json, all points of all searches, draw the pictures -> the tables for README.md. In
-    `folder`, or in that of the study."""
+    """Write points.json and searches.md, all points of all searches, and draw the pictures -> the tables for
+    README.md. In `folder`, or in that of the study."""
     found, folder = read_outcomes(study), folder or study.folder
     reports.save(folder / "points.json", command=f"{study.command} --tables", points=points(found))
+    (folder / "searches.md").write_text(searches(found, study))
     draw(found, folder, study)
     return sections(found, study)
 

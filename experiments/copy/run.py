@@ -35,6 +35,7 @@ from trials import (  # noqa: E402 (from the folder above)
     add_options,
     interval,
     markdown,
+    ranked,
     tell,
     train_and_keep,
     updates,
@@ -98,11 +99,11 @@ def searched(model: str) -> dict[float, Outcome]:
 def finals(model: str) -> list[Trial]:
     """The long trainings, at the rate with the lowest validation loss; none before all rates are tried."""
     found = searched(model)
-    losses = {rate: one["loss"] for rate, one in found.items() if not one.get("diverged")}
-    if len(found) < len(RATES) or not losses:
+    if len(found) < len(RATES):
         return []
-    best = min(losses, key=losses.__getitem__)
-    return [trial(model, best, STEPS, seed) for seed in SEEDS]
+    losses = {rate: None if one.get("diverged") else one["loss"] for rate, one in found.items()}
+    best = ranked(losses, lower_is_better=True)[:1]  # empty if all of them diverged
+    return [trial(model, rate, STEPS, seed) for rate in best for seed in SEEDS]
 
 
 def searches() -> list[Trial]:

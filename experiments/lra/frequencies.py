@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments.compare import baselines
 from experiments.compare.search import TEST_SAMPLES
 from experiments.lra.problems import ARENA
-from lintra.bench import reports
-from lintra.bench.reports import Row
 
 HERE = Path(__file__).parent
 FOUND = HERE / "frequencies.json"
@@ -94,10 +93,8 @@ def main() -> None:
         "bytes": measure({name: singles(of) for name, of in texts.items()}, labels),
         "pairs of bytes": measure({name: pairs(of, common) for name, of in texts.items()}, labels),
     }
-    rows = [Row(name, 100 * found["test"], "%") for name, found in scores.items()]
-    reports.write(FOUND, rows, {}, command=COMMAND, scores=scores)
-    for row in rows:
-        print(f"{row.what}: {row.figure:.1f} % of the test reviews")
+    found = {"text": {f"the frequencies of {name}": each["tested"] for name, each in scores.items()}}
+    baselines.publish(FOUND, found, command=COMMAND, scores=scores)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from setting import (  # noqa: E402 (from this folder)
 )
 from shown import draw, tables  # noqa: E402
 from timing import TIMES, measure  # noqa: E402
-from trials import Trial, add_options, tell, train_and_keep  # noqa: E402 (from the folder above)
+from trials import Trial, add_options, ranked, tell, train_and_keep  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
 # Learning rates that are tried with the first seed; the other seeds are trained at the best in validation.
@@ -97,13 +97,8 @@ def seeds(corpus: str, model: str, data: Path) -> list[Trial]:
     rates = searched(corpus, model, data)
     if len(rates) < len(RATES.get((corpus, model), ())):
         return []
-    best = None
-    if rates:
-        errors = {lr: found for lr, found in rates.items() if found is not None}
-        if not errors:
-            return []
-        best = min(errors, key=errors.__getitem__)
-    return [trial(corpus, model, seed, data, best) for seed in SEEDS]
+    best = ranked(rates, lower_is_better=True)[:1] if rates else [None]
+    return [trial(corpus, model, seed, data, lr) for lr in best for seed in SEEDS]
 
 
 def trials(data: Path) -> list[Trial]:

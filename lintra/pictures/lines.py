@@ -65,11 +65,16 @@ def percentages(
     title: str,
     others: Mapping[str, Lines] | None = None,
     ranges: Ranges | None = None,
+    levels: Mapping[str, float] | None = None,
 ) -> None:
     """Draw lines as `logarithmic` does, but for y on a plain axis from 0 to 100, or to 10, 20 or 50 if no
-    value is higher; a bar is a range."""
+    value is higher; a bar is a range, and levels, name -> y, are dashed."""
     figure, panels = _panels(lines, others or {}, x=x, y=y, title=title)
     for axes, ends in panels:
+        for name, level in (levels or {}).items():
+            axes.axhline(level, color=INK, alpha=0.6, linewidth=0.8, linestyle="--")
+            place = axes.get_yaxis_transform()
+            axes.annotate(name, (0, level), (2, 2), place, "offset points", fontsize=_NAME)
         for name, (_, _, color) in ends.items():
             for at, (low, high) in (ranges or {}).get(name, {}).items():
                 axes.vlines(at, low, high, color=color, alpha=0.45, linewidth=1.5)
