@@ -18,6 +18,12 @@ test: install
 test-all: install
 	$(PYTEST)
 
+# Models of transformers, with the newest release that pyproject.toml allows; all other tests use the pinned one.
+TRANSFORMERS := 5.24.0
+test-transformers: install
+	$(BIN)/pip install --quiet --no-deps --upgrade --target build/transformers transformers==$(TRANSFORMERS)
+	PYTHONPATH=build/transformers $(PYTEST) -m "not slow" tests/hf tests/compat
+
 # All tests of the Triton kernels: on a GPU if there is one, otherwise in the interpreter.
 test-gpu: install
 	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_recurrence_triton.py \
@@ -99,4 +105,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-.PHONY: demo test test-all test-gpu lint bench docs pictures cross draw hear wasm fuzz install
+.PHONY: demo test test-all test-transformers test-gpu lint bench docs pictures cross draw hear wasm fuzz install

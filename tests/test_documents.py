@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from benchmarks import journeys, predictions, scale
-from experiments.compare import search, tables
+from experiments.compare import baselines, search, tables
 from experiments.compare.problems import COMPARISON
 from experiments.lra.problems import ARENA
 from lintra import attention, checkpoint, evaluate, runtime
@@ -525,10 +525,12 @@ def test_what_is_said_of_first_operators_is_measured():
 
 
 def test_what_is_said_of_guesses_is_measured():
-    rows = json.loads((COMPARISON.folder / "guesses.json").read_text())["rows"]
-    often, rest, often_of_64, rest_of_64, _, copied, *words = (f"{row['figure']:.1f}" for row in rows)
+    scores = baselines.read(COMPARISON)
+    shown = {name: [f"{100 * x:.1f}" for x in rules.values()] for name, rules in scores.items()}
+    (often, rest), (often_of_64, rest_of_64) = shown["mqar-64-16-64"], shown["mqar-256-64-128"]
+    _, copied = shown["copying"]
     page = " ".join((COMPARISON.folder / "README.md").read_text().split())
-    blind, three, four = words
+    blind, three, four = shown["s5"]
     assert f"guesses from there is right after {three} %, and after {four} % with four" in page
     assert f"a guess at every place is right after {blind} %" in page
     assert f"is right on {rest} % of 16 pairs and on {rest_of_64} % of 64" in page

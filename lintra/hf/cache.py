@@ -18,3 +18,8 @@ class LintraCache(StateHolder, Cache):
     @property
     def is_croppable(self) -> bool:
         return False
+
+    @property
+    def is_linear(self) -> list[bool]:
+        # True would have `generate` read tokens again that the state has already (transformers 5.24).
+        return [False]

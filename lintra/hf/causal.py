@@ -9,6 +9,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from lintra.compat.transformers.cache import CACHE
 from lintra.hf.base import LintraPreTrainedModel, layout_of
 from lintra.hf.cache import LintraCache
 from lintra.hf.config import LintraConfig
@@ -43,6 +44,7 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: LintraCache | None = None,
         **given: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits [b t n] of what follows each token, or those of the last `logits_to_keep` tokens.
@@ -50,8 +52,11 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         1 is the last real token, wherever padding is. labels [b t] are input_ids, or -100; the loss is the
         mean in nats over all but the first of each sequence. use_cache: None, that of the configuration, but
         not in training, with labels, or where later tokens decide what earlier ones see (attention "lsh").
+        `cache` is the name of `past_key_values` since transformers 5.24.
         """
-        cache = _checked(past_key_values)
+        if cache is not None and past_key_values is not None:
+            raise ValueError("cache and past_key_values are one argument: pass one of them")
+        cache = _checked(past_key_values if cache is None else cache)
         layout = layout_of(input_ids, attention_mask, 0 if cache is None else cache.length, given)
         assert input_ids is not None
         packed, mask = layout["cu_seqlens"], layout["mask"]
@@ -89,7 +94,8 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             elif mask is not None:
                 labels = labels.masked_fill(~(mask & mask.roll(1, 1)), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        kept: dict[str, Any] = {CACHE: cache if use_cache else None}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **kept)
 
     def resize_token_embeddings(self, *args: Any, **options: Any) -> Any:
         table = super().resize_token_embeddings(*args, **options)
@@ -107,15 +113,16 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             raise ValueError(
                 "prefill_chunk_size needs padding at the left, so that the last piece ends every prompt"
             )
-        if _checked(model_kwargs.get("past_key_values")) is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = LintraCache()
+        own = _checked(model_kwargs.get(CACHE))
+        if own is not None:
+            own._is_user_defined = True  # generate must not read beyond what it returns
+        elif generation_config.use_cache is not False:
+            model_kwargs[CACHE] = LintraCache()
 
 
 def _checked(cache: Any) -> LintraCache | None:
     if cache is not None and not isinstance(cache, LintraCache):
-        raise TypeError(
-            f"past_key_values must be a LintraCache, which holds states, got {type(cache).__name__}"
-        )
+        raise TypeError(f"{CACHE} must be a LintraCache, which holds states, got {type(cache).__name__}")
     return cache
 
 

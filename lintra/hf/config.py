@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from lintra.attention import AttentionConfig
 from lintra.checkpoint import from_json, to_json
+from lintra.compat.transformers.cache import CACHE
 from lintra.models import decoder, encoder
 
 _RENAMED: dict[str, str] = {
@@ -67,7 +68,7 @@ class LintraConfig(PreTrainedConfig):
     """
 
     model_type = "lintra"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (Trainer adds a list)
+    keys_to_ignore_at_inference = [CACHE]  # noqa: RUF012 (Trainer adds a list)
     attribute_map = _RENAMED
 
     use_cache: bool = True

@@ -43,7 +43,7 @@ def weight_gradients(model: nn.Module, tokens: torch.Tensor, *pieces: int) -> to
     for the whole sequence."""
     model.zero_grad()
     takes = inspect.signature(model.forward).parameters
-    name = "cache_params" if "cache_params" in takes else "past_key_values"
+    (name,) = {"cache_params", "past_key_values", "cache"} & takes.keys()
     cache, logits = None, []
     places = torch.arange(tokens.shape[1])[None]
     for piece, place in zip(*(x.split(pieces or x.shape[1], 1) for x in (tokens, places)), strict=True):

@@ -117,7 +117,7 @@ def test_a_mask_behind_a_cache_has_two_lengths():
 
 def test_caches_of_another_kind():
     model = build()
-    message = r"past_key_values must be a LintraCache, which holds states, got DynamicCache"
+    message = r"(cache|past_key_values) must be a LintraCache, which holds states, got DynamicCache"
     with pytest.raises(TypeError, match=message):
         model(IDS, past_key_values=DynamicCache())
     with pytest.raises(TypeError, match=message):

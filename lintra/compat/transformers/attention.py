@@ -35,7 +35,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
-from lintra.compat.transformers.cache import StateCache, StateLayer, claim
+from lintra.compat.transformers.cache import CACHE, StateCache, StateLayer, claim
 from lintra.compat.transformers.masking import Visible, have_holes, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
@@ -80,7 +80,8 @@ def configured(name: str | None) -> AttentionConfig | None:
 
 
 def cache_for(model: nn.Module) -> StateCache:
-    """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
+    """Return an empty cache for `model.generate(..., cache=cache_for(model))`, whose name is
+    `past_key_values` before transformers 5.24.
 
     Raises ValueError unless the model was built with attention of lintra that has a recurrent form, and for
     models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks,
@@ -120,7 +121,7 @@ def _layers(config: Any) -> list[Any] | None:
         if found:
             raise ValueError(
                 f"cache_for does not support {type(config).__name__}, which {reason}: leave "
-                "past_key_values out, for a cache of transformers' own"
+                f"{CACHE} out, for a cache of transformers' own"
             )
     if all(attends):
         return None
@@ -163,7 +164,7 @@ def attend(
         if layer is not None:
             raise NotImplementedError(
                 f"a StateCache does not support a mask of queries and keys, got {list(seen.shape)}: leave "
-                "past_key_values out, for a cache of transformers' own"
+                f"{CACHE} out, for a cache of transformers' own"
             )
         plain = isinstance(config, softmax.Config) and not config.window
         seen = _boolean(seen) if plain else seen
@@ -186,7 +187,7 @@ def attend(
     seen = seen._replace(window=window)
     if layer is not None and window is not None and seen.holes:
         raise NotImplementedError(
-            "the window of a StateCache does not count padding between tokens: leave past_key_values out, "
+            f"the window of a StateCache does not count padding between tokens: leave {CACHE} out, "
             "for a cache of transformers' own"
         )
     if exact:

@@ -5,10 +5,13 @@ from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lintra.attention import Attention, State, leaves, map_state
 from lintra.ops.layout import Layout
 
+# What transformers calls the cache of a call, of `generate` and of what they return: "cache" since 5.24.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 _OWNER = "lintra_layer"  # the attribute of keys by which attention finds the layer they passed
 
 
@@ -150,7 +153,7 @@ def claim(keys: Tensor) -> StateLayer | None:
     if layer is not None:
         if not layer.waiting:
             raise NotImplementedError(
-                "a StateCache does not support layers that share keys and values: leave past_key_values out, "
+                f"a StateCache does not support layers that share keys and values: leave {CACHE} out, "
                 "for a cache of transformers' own"
             )
         layer.waiting = False

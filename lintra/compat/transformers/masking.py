@@ -44,6 +44,11 @@ class Visible(NamedTuple):
 
     __radd__ = __add__
 
+    @property
+    def ndim(self) -> int:
+        """Return that of the tensor it stands for: transformers 5.24 reads it of a mask made beforehand."""
+        return 4
+
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: its user, `generate` with a static cache, takes only tensors."""
         if self.sequence is not None:
@@ -81,12 +86,14 @@ def visible(
     q_offset: int = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = masks.causal_mask_function,
-    attention_mask: Tensor | None = None,
+    attention_mask: Tensor | Visible | None = None,
     config: Any = None,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Visible | Tensor:
     """Return `Visible` where it suffices, else a mask [b 1 t s]; the mask function of transformers."""
+    if isinstance(attention_mask, Visible):  # of `generate`, which makes masks for a static cache
+        return attention_mask
     window = getattr(config, "sliding_window", None)
     kinds: list[tuple[Callable[..., Any], bool, int | None]] = [
         (masks.causal_mask_function, True, None),
@@ -95,7 +102,6 @@ def visible(
     if window is not None:
         kinds.append((masks.sliding_window_causal_mask_function(window), True, window))
     at_end = bool(q_offset + q_length == kv_offset + kv_length)  # not so in a static cache
-    number = torch.empty(0)
     for function, causal, width in kinds:
         if (at_end or not causal) and _alike(mask_function, function):
             real = masks.prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -107,8 +113,8 @@ def visible(
             if attention_mask is not None and (width is not None or checks.readable(attention_mask)):
                 holes = have_holes(attention_mask[:, : kv_offset + kv_length])
             return Visible(causal, width, real, size=size, masked=masked, holes=holes)
-        packed = masks.packed_sequence_compatibility_function(function, number, number)
-        if causal and attention_mask is None and _alike(mask_function, packed):
+        packed = causal and attention_mask is None
+        if packed and any(_alike(mask_function, form) for form in _packed_forms(function)):
             row = torch.arange(batch_size, device=device)[:, None]
             place = torch.arange(1, q_length, device=device)
             # A token that does not see the one before it begins a sequence.
@@ -119,6 +125,15 @@ def visible(
     mask = masks.sdpa_mask(*given, device=device, **options)
     assert mask is not None
     return mask
+
+
+def _packed_forms(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return what releases of transformers make of a mask function where sequences are packed."""
+    number = torch.empty(0)  # any tensor
+    same = masks.packed_sequence_mask_function(number)
+    remap = getattr(masks, "remap_positions_for_packed_sequence", None)  # since 5.23
+    within = function if remap is None else remap(function, number)
+    return [masks.and_masks(within, same), masks.and_masks(same, within)]
 
 
 def have_holes(mask: Tensor) -> bool:

@@ -14,7 +14,7 @@ from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import REGISTERED, attend, configured, restarts  # noqa: E402
 from lintra.compat.transformers.cache import StateLayer, claim  # noqa: E402
-from lintra.compat.transformers.masking import Visible, masks, visible  # noqa: E402
+from lintra.compat.transformers.masking import Visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3}
@@ -570,8 +570,5 @@ def test_a_composite_model_has_the_cache_of_its_text_model():
 
 
 def test_packed_masks_have_no_tensor():
-    function = masks.packed_sequence_compatibility_function(
-        masks.causal_mask_function, torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]])
-    )
     with pytest.raises(NotImplementedError, match="packed sequences have no mask as a tensor"):
-        visible(1, 3, 3, mask_function=function)[:, :, -1:]
+        Visible(causal=True, sequence=torch.tensor([[0, 0, 1]]))[:, :, -1:]
