@@ -223,7 +223,7 @@ COMPARISON = Study(
     HERE,
     PROBLEMS,
     {"small": _SMALL_PRESET, "whole": tuple(problem.name for problem in PROBLEMS)},
-    (),
+    ("guesses.json",),
 )
 BY_NAME = COMPARISON.by_name
 

@@ -226,9 +226,12 @@ def searches(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
     """Draw the recall-memory frontier for each number of steps, and the rates that were searched."""
     guesses = {
-        _mqar(name): scores for name, scores in baselines.read(study).items() if name.startswith("mqar-")
+        _mqar(name): {rule: 100 * score for rule, score in rules.items()}
+        for name, rules in baselines.read(study).items()
+        if name.startswith("mqar-")
     }
     for (length, pairs, steps), seeds in _frontiers(outcomes, study).items():
+        rules = guesses.get((length, pairs), {})
         lines = {
             who: {size: statistics.mean(scores) for size, scores in sorted(line.items())}
             for who, line in seeds.items()
@@ -243,7 +246,7 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
             x="state (KiB)",
             y="recalled (%)",
             title=f"{pairs} pairs in {length} tokens, {steps:,} steps: recall against memory",
-            levels={rule: 100 * score for rule, score in guesses.get((length, pairs), {}).items()},
+            levels=dict([max(rules.items(), key=lambda rule: rule[1])] if rules else []),
         )
     for name, problem in study.by_name.items():
         first = min(problem.steps.values()) // 2**problem.halvings

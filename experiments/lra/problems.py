@@ -139,5 +139,5 @@ ARENA = Study(
     Path(__file__).parent,
     PROBLEMS,
     {"small": TASKS, "paper": tuple(f"{name}-paper" for name in TASKS)},
-    (),
+    ("operators.json", "frequencies.json"),
 )

@@ -74,7 +74,7 @@ def percentages(
         for name, level in (levels or {}).items():
             axes.axhline(level, color=INK, alpha=0.6, linewidth=0.8, linestyle="--")
             place = axes.get_yaxis_transform()
-            axes.annotate(name, (0, level), (2, 2), place, "offset points", fontsize=_NAME)
+            axes.annotate(name, (1, level), (0, 2), place, "offset points", fontsize=_NAME, ha="right")
         for name, (_, _, color) in ends.items():
             for at, (low, high) in (ranges or {}).get(name, {}).items():
                 axes.vlines(at, low, high, color=color, alpha=0.45, linewidth=1.5)
