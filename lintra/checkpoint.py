@@ -307,18 +307,20 @@ def to_json(value: Any) -> Any:
     return {"name": _key(type(value)), **content}
 
 
-def from_json(kind: Any, content: Any, where: str) -> Any:
-    """Build the configuration that `to_json` wrote, one of `kind`, checked against the fields' types.
+def from_json(kind: Any, content: Any, where: str, *, saved: bool = True) -> Any:
+    """Build a configuration, one of `kind`, from the form of `to_json`, checked against the fields' types.
 
     Raises ValueError that names the place, which begins with `where`.
 
-    A class gives in ABSENT the value of a field that an older file lacks, where that is not its default.
+    saved: whether a program wrote it, which writes all fields, and not a user, who leaves out those with their
+    defaults. A field that a saved file lacks is newer than the file: a class gives in ABSENT what it was then,
+    where that is not its default.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be an object, got {fields.shown(content)}")
     content = dict(content)
     kind = _choose(kind, content.pop("name", None), where)
-    content = {**getattr(kind, "ABSENT", {}), **content}
+    content = {**(getattr(kind, "ABSENT", {}) if saved else {}), **content}
     hints = typing.get_type_hints(kind)
     known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     unknown = sorted(set(content) - set(known))
@@ -330,19 +332,21 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in content:
             raise ValueError(f"{where} lacks the field {field.name!r}")
-    values = {name: _value(known[name], x, f"{where}.{name}") for name, x in content.items()}
+    values = {name: _value(known[name], x, f"{where}.{name}", saved) for name, x in content.items()}
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _value(hint: Any, content: Any, where: str) -> Any:
+def _value(hint: Any, content: Any, where: str, saved: bool) -> Any:
     options = fields.options(hint)
     if isinstance(content, list | tuple) and tuple[AttentionConfig, ...] in options:
-        return tuple(from_json(AttentionConfig, x, f"{where}[{i}]") for i, x in enumerate(content))
+        return tuple(
+            from_json(AttentionConfig, x, f"{where}[{i}]", saved=saved) for i, x in enumerate(content)
+        )
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
-        return from_json(hint, content, where)
+        return from_json(hint, content, where, saved=saved)
     content = _tuples(content)
     if isinstance(content, int) and any(str(content) in typing.get_args(option) for option in options):
         content = str(content)  # a choice such as "32", which YAML without quotes reads as a number

@@ -17,9 +17,9 @@ _OF_ONE_RUN = ("format", "data", "fitted_steps", "copies", "job")
 _POWERS_OF_TEN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # numbers in YAML 1.2 and JSON
 
 
-def read(file: Path) -> dict[str, dict[str, Any]]:
+def read(file: Path) -> tuple[dict[str, dict[str, Any]], bool]:
     """Return the parts "task", "model" and "train" of a run.json, or of YAML of the same form, as far as it
-    has them.
+    has them, and whether a run wrote them.
 
     Raises UsageError, which names the key, for one that no run has; Error for a damaged file.
     """
@@ -38,12 +38,15 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
     for name, part in parts.items():
         if not isinstance(part, dict):
             raise UsageError(f"{file}: {name} must be an object, got {shown(part)}")
-    return parts
+    return parts, "format" in content
 
 
-def model(content: dict[str, Any]) -> Any:
-    """The configuration of the network in the part "model". Raises ValueError."""
-    return from_json(registry.load(models, content.get("name", ""), "model").Config, content, "model")
+def model(content: dict[str, Any], *, saved: bool) -> Any:
+    """Return the configuration of the network in the part "model", which a run has written if `saved`.
+
+    Raises ValueError."""
+    kind = registry.load(models, content.get("name", ""), "model").Config
+    return from_json(kind, content, "model", saved=saved)
 
 
 def _yaml(file: Path) -> Any:

@@ -207,13 +207,13 @@ def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """Return the network of --config, if any, and the defaults of all flags: those of --config, else the
     task's. Raises UsageError, and Error for a damaged file."""
     file = parse_known(Model, args).config
-    written = {} if file is None else settings.read(file)
+    written, saved = ({}, False) if file is None else settings.read(file)
     try:
         own = from_json(task, {**to_json(task()), **written.get("task", {})}, "task")
         own = own if file is None else beside(own, file)
         preset = to_json(train.Config(**parse_known(task, args, own).training_preset()))
         training = from_json(train.Config, {**preset, **written.get("train", {})}, "train")
-        network = settings.model(written["model"]) if "model" in written else None
+        network = settings.model(written["model"], saved=saved) if "model" in written else None
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file}: {error}") from error
     shape = Model() if network is None else Model(attention=_attention(network))

@@ -120,4 +120,4 @@ def _mechanisms(attention: Any) -> Any:
     if isinstance(attention, list | tuple):
         return [_mechanisms(each) for each in attention]
     content = {"name": attention} if isinstance(attention, str) else to_json(attention)
-    return to_json(from_json(AttentionConfig, content, "attention"))
+    return to_json(from_json(AttentionConfig, content, "attention", saved=False))

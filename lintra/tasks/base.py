@@ -35,6 +35,7 @@ class Samples(Dataset[Batch], ABC):
 
     workers: int = 0  # processes that read batches ahead, where reading them takes long
     lengths: Sequence[int] = ()  # tokens of each sample, for a task with `batch_tokens`
+    spread: bool = False  # whether the first of any number of them are spread evenly over all
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -74,16 +75,23 @@ class TaskConfig(ABC):
         raise DataError(f"data is for tasks that read files, not {self.build().name}: leave --data out")
 
 
-def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
-    """Return the setting `test` that scores the data at `named`.
+def elsewhere(data: str | None, named: str) -> str | None:
+    """Return the setting `test` that scores the data at `named`, for a task that holds out a part of its
+    training data `data`: None, which scores that part, if these are the data named.
 
-    data, test: the task's settings; a test of None holds out a part of `data`. The result is `named`, or None
-    if that is the training data of a task that holds a part out. Raises DataError for a part of them."""
-    if data is None or test is not None or not is_part_of(expanded(named), expanded(data)):
+    Raises DataError where one is a part of the other: the rest, or most of it, was learned from."""
+    if data is None:
         return named
-    if expanded(named).resolve() != expanded(data).resolve():
-        raise DataError(f"{named} is a part of {data}, most of which was learned from: name other data")
-    return None
+    there, own = expanded(named), expanded(data)
+    if there.resolve() == own.resolve():
+        return None
+    for part, whole in ((there, own), (own, there)):
+        if is_part_of(part, whole):
+            raise DataError(
+                f"{named} {'is' if part is there else 'has'} a part of {data}, which was learned from: "
+                "name other data"
+            )
+    return named
 
 
 class Task(ABC):

@@ -50,7 +50,7 @@ class Config(TaskConfig):
     def with_data(self, data: str) -> "Config":
         """This configuration with the images at `data` to test on; unchanged where it learned from those and
         some were held out."""
-        return replace(self, test=elsewhere(self.data, self.test, data))
+        return replace(self, test=elsewhere(self.data, data))
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for some hours on two cores; --steps or --max-minutes shorten them."""

@@ -53,6 +53,7 @@ PRESETS: dict[tuple[Preset, Kind], dict[str, Any]] = {
         "schedule": "wsd",
         "warmup": 100,
         "validate_every": 250,
+        "save_every": 250,
     },
     # Its matrices are no linear maps inside blocks, which Muon is for.
     ("small", "bilstm"): {
@@ -63,6 +64,7 @@ PRESETS: dict[tuple[Preset, Kind], dict[str, Any]] = {
         "schedule": "wsd",
         "warmup": 100,
         "validate_every": 250,
+        "save_every": 250,
     },
     ("paper", "transformer"): {
         "steps": 200_000,
@@ -147,10 +149,10 @@ class Config(TaskConfig):
 
     def with_data(self, data: str) -> "Config":
         """Return this configuration with `data`, a file of JSON lines or a Kaldi folder, to test on; where it
-        has a corpus, with that in the folder `data`; unchanged where it holds a part of `data` out itself."""
+        has a corpus, with that in the folder `data`; to test on what was held out where it learned from `data`."""
         own = self.manifest or self.kaldi
-        if own is not None and self.test is None and elsewhere(own, None, data) is None:
-            return self
+        if own is not None and elsewhere(own, data) is None:
+            return replace(self, test=None)
         if self.data is not None and not speech_splits.is_own(data):
             return replace(self, data_dir=data)
         return replace(self, data=None, data_dir=None, test=data)

@@ -85,7 +85,7 @@ class Config(TaskConfig):
         if token_shards.is_shards(place := expanded(data)):
             same = self.data is not None and expanded(self.data).resolve() == place.resolve()
             return replace(self, data=self.data if same else data, test=None)
-        return replace(self, test=elsewhere(self.data, self.test, data))
+        return replace(self, test=elsewhere(self.data, data))
 
     def build(self) -> "Text":
         return Text(self)

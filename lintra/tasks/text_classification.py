@@ -61,7 +61,8 @@ class Config(TaskConfig):
     def with_data(self, data: str) -> "Config":
         """This configuration with the file at `data` to test on; unchanged where it learned from that file
         and a tenth was held out."""
-        return replace(self, test=elsewhere(self.data, self.test, data))
+        whole = self.validate_on == "test" and self.test is not None  # all of its data was learned from
+        return replace(self, test=data if whole else elsewhere(self.data, data))
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for about an hour on two cores."""

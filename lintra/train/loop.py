@@ -116,7 +116,7 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
     result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {saved}")))
     _console(quiet=False).print(f"{what}: {result}")
     if best not in (None, saved):
-        _console(quiet=False).print(f"lowest validation loss: {best}")
+        _console(quiet=False).print(f"lowest validation loss of those saved: {best}")
 
 
 def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:

@@ -18,6 +18,7 @@ from PIL import Image
 
 import lintra
 from lintra import attention, checkpoint, runtime, train
+from lintra.attention import retention
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.arguments import UsageError
 from lintra.cli.mechanism import mechanism
@@ -421,11 +422,14 @@ def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
     """Parts may be left out; the defaults of the task then apply."""
     pytest.importorskip("yaml")
     monkeypatch.chdir(tmp_path)
+    network = "name: decoder, attention: {name: retention}, vocabulary: 11, width: 8, layers: 1, heads: 1"
     Path("mine.yaml").write_text(
         "task:\n  length: 8\ntrain:\n  steps: 1\n  batch: 4\n  lr: 7e-4\n  precision: 32\n"
+        f"model: {{{network}}}\n"
     )
     assert lintra_says("train", "copy", "--config", "mine.yaml", *TINY)[0] == 0
     run = train.Run.read("run")
+    assert run.model.attention == retention.Config()  # not what files had before an option existed
     assert (run.task, run.train.steps, run.train.batch) == (copy.Config(length=8), 1, 4)
     assert run.train.lr == 7e-4  # PyYAML alone reads it as a string
     assert run.train.schedule == copy.Config(length=8).training_preset()["schedule"]

@@ -14,7 +14,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from lintra import checkpoint, hf
+from lintra import attention, checkpoint, hf
 from lintra.attention import gated, linear, softmax
 from lintra.models import decoder, encoder, seq2seq
 from tests.hf.kinds import build, config, mechanism, names, tokens
@@ -27,6 +27,12 @@ AUTO = {
     hf.LintraModel: AutoModel,
 }
 IDS = tokens(2, 9)
+
+
+@pytest.mark.parametrize("name", [each for each in EVERY if mechanism(each) == attention.load(each).Config()])
+def test_a_name_is_the_mechanism_with_its_defaults(name):
+    """Not what files had before an option existed."""
+    assert hf.LintraConfig(attention=name) == hf.LintraConfig(attention=attention.load(name).Config())
 
 
 def outputs(model):

@@ -182,7 +182,7 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
     kaldi = write_kaldi(tmp_path / "kaldi", ["AB", "AD"])
     manifest = write_manifest(tmp_path / "list", ["AB", "AC", "B"])
     for config in (
-        speech.Config(kaldi=str(kaldi), test=str(manifest)),
+        speech.Config(kaldi="elsewhere", test=str(manifest)),
         speech.Config(manifest="elsewhere.jsonl"),
         speech.Config(data="fsdd", data_dir="x"),
     ):
@@ -193,6 +193,7 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
     assert config.with_data(str(tmp_path)) == dataclasses.replace(config, data_dir=str(tmp_path))
     own = speech.Config(manifest=str(manifest))  # it holds a part out, which is scored
     assert own.with_data(str(manifest)) == own
+    assert dataclasses.replace(own, test="other.jsonl").with_data(str(manifest)) == own
     with pytest.raises(SpeechError, match="list is not a Kaldi folder"):
         _ = speech.Config(kaldi=str(kaldi)).with_data(str(tmp_path / "list")).build().tested
 

@@ -53,7 +53,7 @@ def test_settings_with_data_elsewhere():
     learned = text.Config(length=8, data="a.txt")
     assert learned.with_data("./a.txt") == learned
     tested = text.Config(length=8, data="a.txt", test="b.txt")
-    assert tested.with_data("a.txt") == text.Config(length=8, data="a.txt", test="a.txt")
+    assert tested.with_data("a.txt") == learned  # a tenth is held out with a test set, too
     assert images.Config(data="cifar10").with_data("x") == images.Config(data="cifar10", data_dir="x")
     with pytest.raises(tasks.DataError, match="data is for tasks that read files, not digits: leave --data"):
         digits.Config().with_data("x")
@@ -126,3 +126,13 @@ def test_each_sample_has_its_own_score(config):
         for name, mean in alone.items():
             # Sums of float32 in another order.
             torch.testing.assert_close(together[name][i], mean * weight, rtol=1e-4, atol=1e-4)
+
+
+def test_data_that_was_learned_from_is_no_test_data(tmp_path):
+    corpus = tmp_path / "corpus"
+    (corpus / "more").mkdir(parents=True)
+    learned = text.Config(data=str(corpus))
+    with pytest.raises(tasks.DataError, match=r"more is a part of .*corpus, which was learned from"):
+        learned.with_data(str(corpus / "more"))
+    with pytest.raises(tasks.DataError, match=r"corpus has a part of .*more, which was learned from"):
+        text.Config(data=str(corpus / "more")).with_data(str(corpus))

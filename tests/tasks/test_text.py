@@ -129,7 +129,7 @@ def test_a_configuration_does_not_need_its_data(data):
     task = text.Config(data=data).build()
     assert task.config.tokenizer is None
     task.check(task.model(linear.Config()))
-    assert elsewhere(data, None, "mine.txt") == "mine.txt"
+    assert elsewhere(data, "mine.txt") == "mine.txt"
     assert not is_part_of(Path("out.json"), Path(data))
     assert not image_folder.Config(data=data).build().at_hand()
 

@@ -20,7 +20,7 @@ class Packed(Samples):
     """
 
     def __init__(self, line: Line, length: int, *, spread: bool = False):
-        self.line, self.length = line, length
+        self.line, self.length, self.spread = line, length, spread
         self._stride = _golden(len(self)) if spread else 1
 
     def __len__(self) -> int:
