@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from lintra.tasks.datasets.packed import Packed
 from lintra.tasks.datasets.shard_writer import write_shards
 from lintra.tokenizer import Tokenizer, pieces
 from lintra.train.batches import StepSampler
+from lintra.train.learner import Learner
 
 WORDS = [f"{i}: {'naïve words ' * (i % 9)}".encode() for i in range(200)]
 
@@ -80,6 +82,20 @@ def test_validation_visits_every_sequence(n):
     samples = Packed([None] * n, 1, spread=True)
     assert len({samples._stride * i % n for i in range(min(n, 1000))}) == min(n, 1000)
     assert np.gcd(samples._stride, n) == 1
+
+
+def test_a_validation_reads_all_parts_of_the_text(tmp_path):
+    """No part that is longer than twice the distance of as many evenly spread samples is left out."""
+    problem = task(written(tmp_path / "s", texts=[b"%04d" % i for i in range(8_030)]), length=8)
+    learner = Learner(torch.nn.Identity(), problem, train.Config(steps=1, batch=1))
+    learner.trainer = SimpleNamespace(world_size=1, global_rank=0)
+    read = [
+        problem.validate._stride * i % len(problem.validate)
+        for (i,) in learner.val_dataloader().batch_sampler
+    ]
+    read = sorted([*read, read[0] + len(problem.validate)])
+    assert len(problem.validate) > 10 * len(read) == 10 * 17
+    assert np.diff(read).max() <= 2 * len(problem.validate) / 16
 
 
 NAMES = [name for name in attention.names() if attention.mechanism(name).can.causal]

@@ -200,7 +200,9 @@ def test_the_checkpoint_with_the_lowest_loss_is_kept(new_run, monkeypatch, capsy
     run = new_run(steps=6, save_every=1, validate_every=1)
     train.fit(run.changed(steps=3))
     assert folders(run) == ["step-00000002", "step-00000003"]
-    assert f"lowest validation loss of those saved: {run.folder}/step-00000002" in " ".join(capsys.readouterr().out.split())
+    assert f"lowest validation loss of those saved: {run.folder}/step-00000002" in " ".join(
+        capsys.readouterr().out.split()
+    )
     train.fit(run)
     assert folders(run) == ["step-00000002", "step-00000005", "step-00000006"]
 
