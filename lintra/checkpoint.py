@@ -287,7 +287,9 @@ def load_state(like: State, file: str | Path) -> State:
         value = next(values)
         # The axis of time may have grown; it is the one of length 0 in a fresh cache.
         fits = value.dim() == x.dim() and all(n in (m, 0) for n, m in zip(x.shape, value.shape, strict=True))
-        if not fits or value.dtype != x.dtype:
+        # Under autocast a cache has 16 bits, and sums may be kept in bfloat16 (`generation.cast_state`).
+        narrow = (torch.bfloat16, torch.float16)[: 1 if x.numel() else 2] if x.is_floating_point() else ()
+        if not fits or value.dtype not in (x.dtype, *narrow):
             raise Error(
                 f"{file} has a tensor {list(value.shape)} of {value.dtype} where this model's state has "
                 f"{list(x.shape)} of {x.dtype}"
@@ -312,9 +314,9 @@ def from_json(kind: Any, content: Any, where: str, *, saved: bool = True) -> Any
 
     Raises ValueError that names the place, which begins with `where`.
 
-    saved: whether a program wrote it, which writes all fields, and not a user, who leaves out those with their
-    defaults. A field that a saved file lacks is newer than the file: a class gives in ABSENT what it was then,
-    where that is not its default.
+    saved: whether a program wrote it, with all fields, and not a user, who leaves those out that keep their
+    defaults. A field that a saved file lacks is newer than the file: a class gives in ABSENT what it was
+    then, where that is not its default.
     """
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be an object, got {fields.shown(content)}")

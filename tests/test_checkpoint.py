@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from lintra import checkpoint, native
+from lintra import checkpoint, generation, native
 from lintra.attention import clustered, leaves, linear, lsh, softmax
 from lintra.generation import native_decode
 from lintra.io import files
@@ -142,6 +142,21 @@ def test_a_state_resumes_elsewhere(tmp_path):
             checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
         with pytest.raises(checkpoint.Error, match=r"of torch\.float32 where .* of torch\.float64"):
             checkpoint.load_state(model.double().start(2), tmp_path / "state.safetensors")
+
+
+def test_a_state_in_16_bits_resumes(tmp_path):
+    """The cache of softmax under autocast, and sums that are kept in bfloat16."""
+    tokens = torch.randint(0, 11, (2, 9))
+    for attention in (linear.Config(), softmax.Config()):
+        model = build(attention=attention).eval()
+        with torch.autocast("cpu", torch.bfloat16):
+            _, state = model.extend(tokens[:, :8])
+            if isinstance(attention, linear.Config):
+                state = generation.cast_state(model, state, torch.bfloat16)
+            checkpoint.save_state(state, tmp_path / "state")
+            again = checkpoint.load_state(model.start(2), tmp_path / "state")
+            assert torch.bfloat16 in {x.dtype for x in leaves(again)}
+            assert_close(model.extend(tokens[:, 8:], again)[0], model.extend(tokens[:, 8:], state)[0])
 
 
 def test_a_state_whose_tensors_share_memory(tmp_path):

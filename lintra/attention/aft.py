@@ -6,10 +6,10 @@ every pair of places, and the query only gates what comes out (equation 2):
     y_t = sigmoid(q_t) * sum_s exp(k_s + w_ts) * v_s / sum_s exp(k_s + w_ts)
 
 AFT-simple has w = 0: running sums, with the largest key so far of each channel (ops/running.py). AFT-local
-learns w_ts for places nearer than `window` and takes 0 for the others, which still count: outside the band
-the sum is again a running sum, inside it a product of matrices by blocks (ops/near_far.py).
+learns w_ts for places nearer than `window` and takes 0 for the others, which still count: a block reads those
+in and beside it by a product of matrices, and the sum of all others (ops/near_far.py).
 
-Cost of t tokens: 3 t d a head; with a window w of them 2 t w d more. State of AFT-simple: 3 d numbers.
+Cost of t tokens: 3 t d a head; with a window w about 6 t w d more. State of AFT-simple: 3 d numbers.
 """
 
 from dataclasses import dataclass, replace

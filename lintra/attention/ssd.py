@@ -30,6 +30,7 @@ from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, LinearState, linear_attention
 from lintra.ops.norms import gated_norm
 from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.selective_scan.reference import step_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ class StateSpaceDuality(ConvolvedRecurrence):
 
     def _step_size(self, dt: Tensor) -> Tensor:
         (dt,) = widened(dt)
-        return functional.softplus(dt + self.dt_bias.to(dt.dtype))
+        return step_sizes(dt, self.dt_bias.to(dt.dtype), dt_softplus=True)
 
     def _finish(self, y: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
         """The skip, the gate, and the norm over all heads."""

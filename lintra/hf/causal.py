@@ -15,6 +15,7 @@ from lintra.hf.cache import LintraCache
 from lintra.hf.config import LintraConfig
 from lintra.hf.offload import extending, is_offloaded, onloaded, several_devices
 from lintra.models import decoder
+from lintra.ops import checks
 
 
 class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
@@ -59,6 +60,8 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         cache = _checked(past_key_values if cache is None else cache)
         layout = layout_of(input_ids, attention_mask, 0 if cache is None else cache.length, given)
         assert input_ids is not None
+        if cache is not None and attention_mask is not None:
+            _check_read(attention_mask, cache, input_ids.shape[1])
         packed, mask = layout["cu_seqlens"], layout["mask"]
         if packed is not None and (use_cache or cache is not None):
             raise ValueError("packed sequences cannot be continued: use_cache must be False")
@@ -124,6 +127,22 @@ def _checked(cache: Any) -> LintraCache | None:
     if cache is not None and not isinstance(cache, LintraCache):
         raise TypeError(f"{CACHE} must be a LintraCache, which holds states, got {type(cache).__name__}")
     return cache
+
+
+def _check_read(attention_mask: Tensor, cache: LintraCache, new: int) -> None:
+    """Raise ValueError where a mask of all tokens hides others than those that the state has not read.
+
+    `generate` feeds padding to rows that have ended, and with a cache of keys could hide it later; a state
+    has read it."""
+    earlier = attention_mask[:, : attention_mask.shape[1] - new]
+    if cache.state is None or earlier.shape[1] != cache.length or not checks.readable(earlier):
+        return
+    shown, read = (earlier != 0).sum(1).tolist(), cache.state.seen.tolist()
+    if shown != read:
+        raise ValueError(
+            f"attention_mask has {shown} real tokens before the new ones and the cache has read {read}: rows "
+            "that have ended cannot be continued with the others; pass the whole sequences without a cache"
+        )
 
 
 def _kept(hidden: Tensor, mask: Tensor | None, keep: int | Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class EncoderIOConfig:
     vocabulary: int | None = None  # n: it reads the symbols 0 .. n-1; or
     inputs: int | None = None  # numbers a time step: it reads continuous features
     outputs: int | None = None  # numbers in a prediction, such as classes; None: the hidden ones as they are
-    pool: Pool | None = None  # one prediction a sequence, of its mean or first real token; None: one a token
+    pool: Pool | None = None  # one prediction a sequence, of its mean, first or last token; None: one a token
 
     def __post_init__(self):
         fields.check(self)

@@ -173,17 +173,26 @@ class Decoder(TransformerBase):
 
         return run_shard
 
-    def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
+    def shift(
+        self,
+        targets: Int[Tensor, "b t"],
+        cu_seqlens: CuSeqlens | None = None,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+    ) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of
-        them, in each sequence."""
+        them, in each sequence. mask: True for real targets, which needs to be given where padding is not
+        behind them all; the symbols at padding have no meaning."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
         checks.shape("targets", targets, "b t", {})
+        layout = Layout.of("targets", targets, mask, cu_seqlens)
+        left = layout.left_align()
+        targets = targets if left is None else left.gather(targets)
         before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
-        if cu_seqlens is None:
-            return before
-        _, position = Layout.of("targets", targets, None, cu_seqlens).locate()
-        return before.masked_fill(position == 0, self.start_token)
+        if left is not None:
+            return left.restore(before)
+        return before.masked_fill(layout.locate()[1] == 0, self.start_token) if layout.packed else before
 
     def start(self, batch: int, *, device: torch.device | str | None = None) -> DecoderState:
         """Return the state before any token, on a device (None: that of the weights)."""

@@ -64,10 +64,10 @@ def _weights(
 ) -> Float[Tensor, "n c m+1"]:
     """exp(w - shift) of each block's tokens for the m keys in the blocks around and, last, for all those that
     are farther away; 0 where there are none. The shift is the largest w of a row, which cancels."""
-    blocks = 2 if causal else 3
+    blocks = 2 if causal else _blocks_around(n)
     learned = [functional.pad(x, (0, 0, 0, n * c - x.shape[0])).unflatten(0, (n, c)) for x in learned]
     place = torch.arange(c, device=learned[0].device)
-    key = torch.arange(-c, (blocks - 1) * c, device=place.device)
+    key = torch.arange(blocks * c, device=place.device) - (c if blocks > 1 else 0)
     column = window - 1 - (place[:, None] - key)
     near = (column >= 0) & (column < (window if causal else 2 * window - 1))
     block = torch.arange(n, device=place.device)[:, None, None]
@@ -87,8 +87,15 @@ def _weights(
     return (w - shift).exp()
 
 
+def _blocks_around(n: int) -> int:
+    """How many of n blocks, itself among them, one reads in both directions with a weight for each key."""
+    return 1 if n == 1 else 3
+
+
 def _around(x: Float[Tensor, "n c *r"], blocks: int) -> Float[Tensor, "n m *r"]:
     """The block before each, itself and, with three blocks, the one after; zeros beyond the ends."""
+    if blocks == 1:
+        return x
     edge = torch.zeros_like(x[:1])
     shifted = [torch.cat((edge, x[:-1])), x, torch.cat((x[1:], edge))]
     return torch.cat(shifted[:blocks], 1)
@@ -100,7 +107,7 @@ def _bidirectional(k: Tensor, v: Tensor, real: Tensor, weight: Tensor) -> tuple[
     x = _times_exp(k - highest, v, real)
     total = functional.pad(x.sum(1), (0, 0) * 4 + (2, 2))
     past, future = total.cumsum(0)[:-4], total.flip(0).cumsum(0).flip(0)[4:]
-    x = torch.cat((_around(x, 3), (past + future)[:, None]), 1)
+    x = torch.cat((_around(x, _blocks_around(len(x))), (past + future)[:, None]), 1)
     return _product(weight, x), highest.expand_as(k)
 
 

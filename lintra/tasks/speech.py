@@ -148,8 +148,9 @@ class Config(TaskConfig):
         return PRESETS[self.preset, self.encoder]
 
     def with_data(self, data: str) -> "Config":
-        """Return this configuration with `data`, a file of JSON lines or a Kaldi folder, to test on; where it
-        has a corpus, with that in the folder `data`; to test on what was held out where it learned from `data`."""
+        """Return this configuration with `data`, a file of JSON lines or a Kaldi folder, to test on, or what
+        was held out of it where it learned from `data`; where it has a corpus, with that in the folder
+        `data`."""
         own = self.manifest or self.kaldi
         if own is not None and elsewhere(own, data) is None:
             return replace(self, test=None)

@@ -92,6 +92,19 @@ def test_a_long_prompt_goes_in_by_pieces():
     assert torch.equal(model.generate(**batch, prefill_chunk_size=4, **STEPS), whole)
 
 
+def test_a_row_that_has_ended_is_not_continued_with_the_others():
+    """The state has read the padding behind it, which a mask cannot hide any more."""
+    model, ids = build(), tokens(2, 5)
+    first = model.generate(ids, return_dict_in_generate=True, **STEPS)
+    longer, cache = torch.cat((first.sequences, tokens(2, 3, seed=9)), 1), first.past_key_values
+    mask = torch.ones_like(longer)
+    mask[0, 7:11] = 0
+    with pytest.raises(
+        ValueError, match=r"\[7, 10\] real tokens .* has read \[10, 10\]"
+    ):
+        model.generate(longer, attention_mask=mask, past_key_values=cache, **STEPS)
+
+
 def test_a_conversation_goes_on_from_its_cache(model):
     ids, more = tokens(2, 5), tokens(2, 3, seed=9)
     first = model.generate(ids, return_dict_in_generate=True, **STEPS)

@@ -211,6 +211,13 @@ def test_shift_starts_with_the_start_symbol():
         build(start=False).shift(torch.tensor([[3]]))
 
 
+def test_the_start_symbol_stands_before_the_first_real_target():
+    model, targets = build(), torch.tensor([[9, 3, 4, 5], [3, 9, 4, 5], [3, 4, 5, 9]])
+    mask = targets != 9
+    shifted = model.shift(targets, mask=mask)
+    assert torch.equal(shifted[mask].view(3, 3), torch.tensor([[11, 3, 4]] * 3))
+
+
 def test_a_model_of_16_bits_keeps_its_positions():
     """Codes are computed in float64 and rounded once: bfloat16 cannot represent position 1,001."""
     model = build(vocabulary=2, layers=1)
