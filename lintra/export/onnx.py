@@ -64,7 +64,7 @@ def why_not(model: Any, form: Form, *, opset: Opset = 20, domain: Domain = "ai.o
         chunk, longest = _onnx_models.longest_chunk(blocks), _onnx_models.longest_sequence(blocks)
         causal = any(x.causal for x in blocks.modules() if isinstance(x, Attention))
         if causal and longest is not None and longest < chunk + 4:
-            return f"a chunk of {chunk} tokens must be shorter than max_length={longest}"
+            return f"chunks of {chunk} tokens need a max_length of {chunk + 4} or more, got {longest}"
     for module in model.modules():
         if isinstance(module, AttentionLayer) and (reason := _foreign(module.attention, form, target)):
             return reason

@@ -238,6 +238,11 @@ def same_shape(name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
 
 
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which the library keeps sums of x and reads what belongs to them."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 def same_dtype(dtype: torch.dtype, **tensors: Tensor | None) -> None:
     """Raise TypeError unless all tensors have the dtype that the library reads them in."""
     for name, x in tensors.items():

@@ -125,7 +125,7 @@ class _Call:
         native.same_shape("bias", bias, (channels,))
         native.same_shape("mask", mask, tuple(x.shape[:2]))
         native.same_shape("state", state, self.state_shape)
-        native.same_dtype(weight.dtype, state=state, bias=bias)
+        native.same_dtype(native.sum_dtype(x), weight=weight, state=state, bias=bias)
         self.sizes = (n, x.shape[1], channels, width)
 
     def run(

@@ -42,7 +42,7 @@ def forward(
     """
     b, t, h, f = q.shape
     g, e = v.shape[2:]
-    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    total = native.sum_dtype(q)
     y = q.new_empty((b, t, h, e))
     lost = y.new_empty(y.shape if save_lost and y.dtype.itemsize == 2 else 0)
     den = torch.empty((b, t, h), dtype=total, device="cpu")
@@ -59,7 +59,8 @@ def forward(
     native.same_shape("mask", mask, keys[:2])
     native.same_shape("kv", kv, (n, g, f, e))
     native.same_shape("z", z, (n, g, f))
-    native.same_dtype(total, kv=kv, z=z)
+    native.same_dtype(total, kv=kv, z=z, log_decay=log_decay, log_input=log_input)
+    native.same_dtype(q.dtype, k=k, v=v)
     kv, z = (None if x is None else x.contiguous() for x in (kv, z))
     library, instruction_set = native.chosen()
     call = _FORWARD.pack(

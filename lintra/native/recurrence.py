@@ -124,7 +124,7 @@ class _Call:
         self.log_decay = log_decay
         self.beta, self.mask = beta, mask
         self.cu_seqlens = native.as_int64(cu_seqlens)
-        self.total = torch.float64 if q.dtype is torch.float64 else torch.float32
+        self.total = native.sum_dtype(q)
         b, t, queries, f = q.shape
         keys, (values, e) = k.shape[2], v.shape[2:]
         self.g = max(keys, values)

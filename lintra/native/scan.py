@@ -45,7 +45,8 @@ def forward(
     after = out if out is not None else torch.empty(call.states, dtype=A.dtype, device="cpu")
     saved = torch.empty(call.saved if save else 0, dtype=A.dtype, device="cpu")
     native.same_shape("state", state, call.states)
-    native.same_dtype(A.dtype, D=D, dt_bias=dt_bias, state=state)
+    native.same_dtype(native.sum_dtype(u), A=A, D=D, dt_bias=dt_bias, state=state)
+    native.same_dtype(u.dtype, dt=dt, B=B, C=C, z=z)
     state = None if state is None else state.contiguous()
     call.run("lintra_scan_forward", state, y, after, saved if save else None)
     return y, after, saved

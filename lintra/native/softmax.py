@@ -93,7 +93,7 @@ def backward_sorted(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, where: tuple[Any, ...], order: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    total = native.sum_dtype(q)
     o = torch.empty(*q.shape[:3], v.shape[3], dtype=total, device="cpu")
     logsumexp = torch.empty(q.shape[:3], dtype=total, device="cpu")
     _run("lintra_softmax_forward", q, k, v, where, order, (o, logsumexp), None, (None,) * 4)

@@ -6,8 +6,6 @@
 #define FULL_SCALE 32768.0  // Kaldi's samples are those of 16 bit audio
 #define FLOOR 0x1p-23       // of an energy, before its logarithm
 
-enum { LONGEST = 1 << 15, FASTEST = 1 << 24 };
-
 // Followed in memory by what the pointers lead to.
 struct lrt_features {
   lrt_features_config config;
@@ -59,12 +57,6 @@ static double exponential_of(double x) {
 
 static double mel(double hz) { return 1127 * logarithm_of(1 + hz / 700); }
 
-static int sound(const lrt_features_config *c) {
-  return c->rate >= 1 && c->rate <= FASTEST && c->frame >= 2 && c->frame <= LONGEST && c->shift >= 1 &&
-         c->shift <= c->frame && c->bins >= 3 && c->bins <= LONGEST && c->low_hz >= 0 && c->low_hz < c->high_hz &&
-         c->high_hz <= (float)c->rate / 2;
-}
-
 static uint32_t padded_length(const lrt_features_config *c) {
   uint32_t n = 2;
   while (n < c->frame) n *= 2;
@@ -97,7 +89,7 @@ static uint64_t lay_out(lrt_features *f, const lrt_features_config *c, char *bas
 
 size_t lrt_features_size(const lrt_features_config *config) {
   lrt_features unused;
-  return sound(config) ? (size_t)lay_out(&unused, config, 0) : 0;
+  return lrt_features_valid(config) ? (size_t)lay_out(&unused, config, 0) : 0;
 }
 
 // Povey's window: a Hann window to the power 0.85.

@@ -20,10 +20,17 @@ extern "C" {
 
 struct lrt_features_config {
   uint32_t rate;          // Hz
-  uint32_t bins;          // triangular filters, evenly spaced on the mel scale; at least 3
+  uint32_t bins;          // triangular filters, evenly spaced on the mel scale; 3 to 2^15
   uint32_t frame, shift;  // samples of a frame, 2 to 2^15, and from the beginning of one to that of the next
   float low_hz, high_hz;  // where the first filter begins and the last one ends
 };
+
+// Whether the fields are within these bounds; those of a file are checked as a caller's are.
+static inline int lrt_features_valid(const lrt_features_config *c) {
+  return c->rate >= 1 && c->rate <= 1 << 24 && c->frame >= 2 && c->frame <= 1 << 15 && c->shift >= 1 &&
+         c->shift <= c->frame && c->bins >= 3 && c->bins <= 1 << 15 && c->low_hz >= 0 && c->low_hz < c->high_hz &&
+         c->high_hz <= (float)c->rate / 2;
+}
 
 typedef struct lrt_features lrt_features;
 

@@ -1061,10 +1061,7 @@ static int read_frames_header(lrt_model *m, const char *file) {
       m->vocabulary < 2)
     return LRT_BAD_SIZES;
   if (m->audio == GIVEN) return c->low_hz == 0 && c->high_hz == 0 ? LRT_OK : LRT_BAD_SIZES;
-  return c->rate >= 1 && c->rate <= 1 << 24 && c->frame >= 2 && c->frame <= 1 << 15 && c->shift >= 1 &&
-                 c->shift <= c->frame && c->bins >= 3 && c->low_hz < c->high_hz && c->high_hz <= (float)c->rate / 2
-             ? LRT_OK
-             : LRT_BAD_SIZES;
+  return lrt_features_valid(c) ? LRT_OK : LRT_BAD_SIZES;
 }
 
 // Checks the fields of a kind of layers against each other, and computes what follows from them.

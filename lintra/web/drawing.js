@@ -21,8 +21,9 @@ function makeStudio(tell) {
     ({ length, slice } = message);
     bytes = decode(message.model);
     const { program, name } = message;
-    model = program ? await WasmModel.open(decode(program), bytes, name) : new PlainModel(bytes);
-    plain = program ? null : model;
+    const lrt = program && (await WasmModel.compile(decode(program)).catch(() => null)); // it may be forbidden
+    model = lrt ? new WasmModel(lrt, bytes, name) : new PlainModel(bytes);
+    plain = lrt ? null : model;
     tell({ told: "ready", name: model.name });
   }
 
@@ -56,8 +57,9 @@ function makeStudio(tell) {
   async function draw({ job, given, count, seed, temperature }) {
     const { start } = model, still = () => current.draw === job;
     const known = given.length || start >= 0 ? given : [0]; // a model without a start symbol wants a first value
-    const sequences = Array.from({ length: count }, () => model.sequence());
+    const sequences = [];
     try {
+      while (sequences.length < count) sequences.push(model.sequence());
       await prepare(sequences, start >= 0 ? [start, ...known] : known, seed, still);
       let sent = given.length, fresh = sequences.map(() => known.slice(sent)), busy = 0, steps = 0;
       let ends = now() + slice, paced = { pace, since: now(), from: known.length };

@@ -16,7 +16,7 @@ function makeListener(tell) {
   async function open({ model, program, name, slice: given }) {
     if (!program) throw new Error("this browser has no WebAssembly with SIMD, which the recogniser needs");
     slice = given;
-    ear = new WasmRecogniser(await WasmModel.open(decode(program), decode(model), name));
+    ear = new WasmRecogniser(new WasmModel(await WasmModel.compile(decode(program)), decode(model), name));
     tell({ told: "ready", name, rate: ear.rate });
   }
 

@@ -53,6 +53,7 @@
     }
     ready = what === "draw"; // else there is no model, or no worker any more
     $("go").disabled = $("race").disabled = !ready;
+    if (running) name("stopped");
     running = 0;
     label();
     say(told, true);
@@ -152,7 +153,7 @@
     const move = MOVES[event.key], before = cursor.map((x) => x + 0.5);
     const erase = event.key === "Delete" || event.key === "Backspace";
     if (event.ctrlKey || event.altKey || event.metaKey) return;
-    if (event.key === "Enter") $("controls").requestSubmit();
+    if (event.key === "Enter") draw();
     else if (move) {
       cursor[0] = Math.min(width - 1, Math.max(0, cursor[0] + move[0]));
       cursor[1] = Math.min(rows - 1, Math.max(0, cursor[1] + move[1]));
@@ -238,6 +239,7 @@
     ask({ do: "stop", what: "draw" });
     running = 0;
     for (const picture of pictures) picture.show();
+    name("stopped");
     label();
     say("Stopped.");
   }
@@ -249,10 +251,8 @@
     const given = isEmpty() ? [] : [...own.values.slice(0, rows * width)];
     running = ++job;
     began = performance.now();
-    for (const [i, picture] of pictures.entries()) {
-      picture.begin(given);
-      picture.canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, being drawn`);
-    }
+    for (const picture of pictures) picture.begin(given);
+    name("being drawn");
     const what = pictures.length === 1 ? "one image" : `${pictures.length} images`;
     say(given.length ? `Completing your drawing, ${what}…` : `Nothing is drawn: ${what} from the first pixel on…`);
     label();
@@ -271,20 +271,26 @@
     if (!done) return;
     running = 0;
     label();
-    for (const [i, { canvas }] of pictures.entries())
-      canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, ${describe(pictures[i])}`);
+    name("finished");
     const seconds = number.format((performance.now() - began) / 1000);
     say(`Finished in ${seconds} s${isEmpty() ? ", from nothing. Draw a beginning and they go on from it." : "."}`);
   };
 
-  // For those who do not see it: where the ink is.
+  // For those who do not see them: how far the images are, and where their ink is.
+  function name(stage) {
+    for (const [i, picture] of pictures.entries()) {
+      const ink = stage === "being drawn" ? "" : `: ${describe(picture)}`;
+      picture.canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, ${stage}${ink}`);
+    }
+  }
+
   function describe({ values }) {
     const inked = [...values.keys()].filter((i) => values[i] > levels / 2);
-    if (!inked.length) return "empty";
+    if (!inked.length) return "no ink";
     const columns = inked.map((i) => i % width), lines = inked.map((i) => Math.floor(i / width));
     const [left, right] = [Math.min(...columns) + 1, Math.max(...columns) + 1];
     const [top, bottom] = [Math.min(...lines) + 1, Math.max(...lines) + 1];
-    return `finished: ink in rows ${top} to ${bottom}, columns ${left} to ${right}`;
+    return `ink in rows ${top} to ${bottom}, columns ${left} to ${right}`;
   }
 
   const settings = () => ({

@@ -1,12 +1,12 @@
 // The runtime in WebAssembly (lintra/runtime/lintra_runtime.h) with the interface of plain.js.
 
 class WasmModel {
-  // program: the .wasm file; bytes: the model's. Raises Error with the runtime's reason.
-  static async open(program, bytes, name) {
-    const { instance } = await WebAssembly.instantiate(program);
-    return new WasmModel(instance.exports, bytes, name);
+  // Returns what a .wasm file exports. Raises Error where the browser or the page's policy forbids it.
+  static async compile(program) {
+    return (await WebAssembly.instantiate(program)).instance.exports;
   }
 
+  // lrt: the exports; bytes: the model's file. Raises Error with the runtime's reason.
   constructor(lrt, bytes, name) {
     Object.assign(this, { lrt, name, end: lrt.__heap_base.value });
     const file = this.room(bytes.length);
@@ -34,9 +34,9 @@ class WasmModel {
   // Memory that begins where the runtime wants it.
   room(size) {
     const at = Math.ceil(this.end / 64) * 64, { memory } = this.lrt;
-    this.end = at + size;
-    const missing = this.end - memory.buffer.byteLength;
+    const missing = at + size - memory.buffer.byteLength;
     if (missing > 0) memory.grow(Math.ceil(missing / 65536));
+    this.end = at + size; // not before that much is there
     return at;
   }
 

@@ -6,6 +6,7 @@
   let program; // what the worker runs, or this thread
   const ask = (message) => program.ask(message);
   let ready = false, job = 0, running = 0, rate = 0; // running: the job, 0: none; rate: of the model, Hz
+  let finishing = false; // Stop was pressed, and what was heard before is still being recognised
   let microphone = null; // { stream, context, begun } while it is open; begun: its sound is heard
   let line = null; // the paragraph of what is being said
 
@@ -15,7 +16,7 @@
   }
 
   function label() {
-    $("go").textContent = running ? "Stop" : "Start listening";
+    $("go").textContent = finishing ? "Finishing…" : running ? "Stop" : "Start listening";
     $("go").disabled = !ready;
     $("file").disabled = !ready || Boolean(running);
     $("file-label").classList.toggle("off", $("file").disabled);
@@ -35,6 +36,7 @@
     close();
     ready = what !== undefined && what !== "open"; // else there is no model, or no worker any more
     running = 0;
+    finishing = false;
     label();
     say(`This does not work here: ${reason}.`, true);
   };
@@ -52,6 +54,7 @@
     $("cache-told").textContent = `what a key-value cache of softmax would hold after ${seconds.toFixed(1)} s`;
     if (done) {
       running = 0;
+      finishing = false;
       const heard = line ? `Finished: ${seconds.toFixed(1)} s were heard.` : `Nothing was recognised in ${seconds.toFixed(1)} s.`;
       say(cause + heard);
     }
@@ -161,6 +164,8 @@
       label();
       return say("Stopped.");
     }
+    finishing = true;
+    label();
     say(told);
     ask({ do: "finish", job: running });
   }
@@ -182,7 +187,11 @@
     }
   }
 
-  $("go").addEventListener("click", () => (running ? end("Finishing…") : listen()));
+  $("go").addEventListener("click", () => {
+    if (finishing) return; // the last words are still to come
+    if (running) end("Finishing…");
+    else listen();
+  });
 
   // Recordings.
   async function read(file) {

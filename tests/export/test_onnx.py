@@ -225,7 +225,7 @@ def has_hooks(kind):
         (
             build(attention=cosformer.Config(max_length=64)),
             "parallel",
-            "a chunk of 64 tokens must be shorter than max_length=64",
+            "chunks of 64 tokens need a max_length of 68 or more, got 64",
         ),
         (has_hooks("hook"), "step", "a graph would keep what the hooks of Linear did once"),
         (has_hooks("pre_hook"), "step", "a graph would keep what the hooks of Linear did once"),

@@ -174,7 +174,7 @@ def test_which_parallel_forms_need_an_operator():
     assert export.why_not(model, "parallel", opset=27) is None
     assert export.why_not(model, "parallel", domain="com.microsoft") is None
     long = build(attention=MECHANISMS["cosformer"].__class__(max_length=64))
-    assert "a chunk of 64 tokens" in export.why_not(long, "parallel")
+    assert "chunks of 64 tokens" in export.why_not(long, "parallel")
     assert export.why_not(long, "parallel", opset=27) is None  # no chunks are needed
     windowed = build(attention=softmax.Config(window=4))
     assert "its cache is a window" in export.why_not(windowed, "step", opset=27)

@@ -99,9 +99,7 @@ def test_a_row_that_has_ended_is_not_continued_with_the_others():
     longer, cache = torch.cat((first.sequences, tokens(2, 3, seed=9)), 1), first.past_key_values
     mask = torch.ones_like(longer)
     mask[0, 7:11] = 0
-    with pytest.raises(
-        ValueError, match=r"\[7, 10\] real tokens .* has read \[10, 10\]"
-    ):
+    with pytest.raises(ValueError, match=r"\[7, 10\] real tokens .* has read \[10, 10\]"):
         model.generate(longer, attention_mask=mask, past_key_values=cache, **STEPS)
 
 

@@ -351,3 +351,14 @@ def test_a_text_may_be_tested_on_and_other_shards(shards, tmp_path):
     assert (again.data, again.test) == (str(others), None)
     with pytest.raises(DataError, match=r"gone\.txt does not exist"):  # before training begins
         _ = dataclasses.replace(tested, test="gone.txt").build().train
+
+
+def test_an_index_may_leave_the_tokenizer_out(numbered):
+    index = json.loads((numbered / "index.json").read_text())
+    del index["tokenizer"]
+    (numbered / "index.json").write_text(json.dumps(index))
+    assert task(numbered).train.line.read(0, 3)[0].tolist() == [0, 331, 662]
+    del index["dtype"]
+    (numbered / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json is not an index of shards: dtype must be"):
+        _ = task(numbered).train

@@ -11,6 +11,7 @@ pytestmark = [
 ]
 
 WITHOUT_WASM = "delete globalThis.WebAssembly"
+FORBIDDEN_WASM = "WebAssembly.instantiate = () => Promise.reject(new Error())"  # as a policy does
 WITHOUT_SIMD = "WebAssembly.validate = () => false"
 WITHOUT_RELAXED = (
     "{ const v = WebAssembly.validate; let n = 0; WebAssembly.validate = (x) => n++ > 0 && v(x) }"
@@ -60,6 +61,7 @@ def test_the_model_that_comes_with_lintra(shipped, opened):
         (WITHOUT_WORKER, "relaxed SIMD, in slices"),
         (BROKEN_WORKER, "relaxed SIMD, in slices"),
         (f"{WITHOUT_WASM}; {WITHOUT_WORKER}", "plain JavaScript, in slices"),
+        (f"{FORBIDDEN_WASM}; {WITHOUT_WORKER}", "plain JavaScript, in slices"),
     ],
 )
 def test_browsers_that_have_less(small, opened, script, told):

@@ -276,9 +276,10 @@ def _index(file: Path) -> dict[str, Any]:
     version = content.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise DataError(f"{file} has format {version}, and this lintra reads {FORMAT}: update lintra")
+    content = dict.fromkeys(_FIELDS) | content
     try:
         for name, kind in _FIELDS.items():
-            fields.check_one(name, kind, content.get(name))
+            fields.check_one(name, kind, content[name])
         if version != FORMAT:
             raise ValueError(f"format must be {FORMAT}, got {version}")
         if content["dtype"] not in _DTYPES:
