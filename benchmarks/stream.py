@@ -59,7 +59,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             trained = _in_a_process(f"train({folder!r}, Sizes(**{asdict(sizes)!r}), {time.time()!r})")
             progress(2 * turn + 2)
         memory.append((prepared["bytes"], trained["bytes"]))
-        name, last = f"{size / 1e6:,.3g} MB", size == sizes.large
+        name, last = f"{size / 1e6:,g} MB", size == sizes.large
         rows += [
             Row(f"{name}: preparing", size / 1e6 / prepared["seconds"], "MB/s"),
             Row(f"{name}: memory while preparing", prepared["bytes"] / 1e6, "MB"),

@@ -209,8 +209,10 @@ ALL = BENCH / "mechanisms-intel-xeon.json"
 
 
 def rounded(x: float) -> str:
-    """A number to three digits, without an exponent where it is large."""
-    return f"{float(f'{x:.3g}'):,.0f}" if x >= 1_000 else f"{x:.3g}"
+    """A number to three digits, without an exponent; whole ones from 1,000 on as they are."""
+    if x >= 1_000:
+        return f"{x if float(x).is_integer() else float(f'{x:.3g}'):,.0f}"  # counts are exact
+    return f"{x:.3g}"
 
 
 def figures(*reports: dict) -> str:
