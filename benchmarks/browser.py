@@ -16,7 +16,10 @@ _WORKER = """
 const opened = {}, content = async (file) => new Uint8Array(await file.arrayBuffer());
 onmessage = async ({ data: { name, files, tokens } }) => {
   try {
-    if (files) opened[name] = await WasmModel.open(await content(files[0]), await content(files[1]), name);
+    if (files) {
+      const lrt = await WasmModel.compile(await content(files[0]));
+      opened[name] = new WasmModel(lrt, await content(files[1]), name);
+    }
     else {
       const sequence = opened[name].sequence();
       for (const token of tokens) sequence.step(token);

@@ -287,9 +287,12 @@ def load_state(like: State, file: str | Path) -> State:
         value = next(values)
         # The axis of time may have grown; it is the one of length 0 in a fresh cache.
         fits = value.dim() == x.dim() and all(n in (m, 0) for n, m in zip(x.shape, value.shape, strict=True))
-        # Under autocast a cache has 16 bits, and sums may be kept in bfloat16 (`generation.cast_state`).
-        narrow = (torch.bfloat16, torch.float16)[: 1 if x.numel() else 2] if x.is_floating_point() else ()
-        if not fits or value.dtype not in (x.dtype, *narrow):
+        dtypes = {x.dtype}
+        if x.is_floating_point():
+            dtypes.add(torch.bfloat16)  # sums that `generation.cast_state` has narrowed
+            if not x.numel():
+                dtypes.add(torch.float16)  # a cache has the dtype of its tokens, which autocast decides
+        if not fits or value.dtype not in dtypes:
             raise Error(
                 f"{file} has a tensor {list(value.shape)} of {value.dtype} where this model's state has "
                 f"{list(x.shape)} of {x.dtype}"

@@ -394,6 +394,8 @@ def test_the_command_refuses(capsys):
         assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="linformer takes no part in parity: it has no causal form"):
         command.main(["--problem", "parity", "--attention", "linear", "linformer", "--list"])
+    command.main(["--problem", "parity", "--list"])  # those that can
+    assert "linformer" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("study", [problems.COMPARISON, lra.ARENA], ids=["compare", "lra"])

@@ -41,10 +41,11 @@ def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
         for problem in chosen:
             problem.check(options.data)
     who = [contestants.BY_NAME[name] for name in options.attention or contestants.BY_NAME]
-    for contestant in who:
-        if all(contestant.obstacle(problem) for problem in chosen):
-            names = ", ".join(problem.name for problem in chosen)
-            sys.exit(f"{contestant.name} takes no part in {names}: it {contestant.obstacle(chosen[0])}")
+    for name in options.attention or ():
+        obstacles = {problem.name: contestants.BY_NAME[name].obstacle(problem) for problem in chosen}
+        if all(obstacles.values()):
+            where, why = ", ".join(obstacles), " and ".join(dict.fromkeys(map(str, obstacles.values())))
+            sys.exit(f"{name} takes no part in {where}: it {why}")
     data = None if options.list else options.data
     return [
         Contest(problem, contestant, options.preset, data, study)

@@ -106,9 +106,8 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             state,
         ]
         cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
-        scores = [x["test"] for x in mine if not x["diverged"]]
-        lost = len(scores) < len(mine)
-        rows.append((steps, math.inf if lost else sign * statistics.mean(scores), cells))
+        order = _order([x["test"] for x in mine if not x["diverged"]], len(mine), sign)
+        rows.append((steps, order, cells))
     rows.sort(key=lambda row: row[:2])
     table = [heads, *(cells for _, _, cells in rows)]
     empty, lost = [""] * (len(heads) - 2), _lost(outcomes, name, study)
@@ -119,6 +118,11 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     if not any(cells[place] for cells in table[1:]):  # encoders keep no state
         table = [[*cells[:place], *cells[place + 1 :]] for cells in table]
     return _table(table[0], table[1:]) if rows or lost else ""
+
+
+def _order(scores: Sequence[float], seeds: int, sign: int) -> float:
+    """By what a row is sorted: the mean score, the best first; last where a seed diverged."""
+    return math.inf if len(scores) < seeds else sign * statistics.mean(scores)
 
 
 def _lost(outcomes: Outcomes, name: str, study: Study) -> list[str]:
@@ -179,7 +183,7 @@ def across(columns: Mapping[str, tuple[Study, str]]) -> str:
         sign = 1 if problem.lower_is_better else -1
         for (where, who, steps), mine in finals(read_outcomes(study), study).items():
             if where == name and steps == problem.steps["small"]:
-                order = sign * interval([x["test"] for x in mine])[0]
+                order = _order([x["test"] for x in mine if not x["diverged"]], len(mine), sign)
                 scores.setdefault(who, {})[head] = order, formatted(mine, problem)
     missing = (math.inf, "")
     rows = sorted(scores, key=lambda who: [scores[who].get(head, missing)[0] for head in columns])

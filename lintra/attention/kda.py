@@ -8,8 +8,8 @@ linear attention:
     beta_t = sigmoid(x_t W)        a_t = exp(-exp(A_log) softplus(x_t W1 W2 + dt_bias))
 
 with k and q of unit length, q then times d^(-1/2), after a short causal convolution over time and SiLU. W1
-and W3, of the layer, take its input to `rank` numbers; W2 and W4, of the mechanism, those to all features. The
-initial exp(A_log) are drawn from (0, 16], as in Gated DeltaNet; FLA's layer draws them from [1, 16].
+and W3, of the layer, take its input to `rank` numbers; W2 and W4, of the mechanism, those to all features.
+The initial exp(A_log) are drawn from (0, 16], as in Gated DeltaNet; FLA's layer draws them from [1, 16].
 
 Cost of t tokens: 3 t d e multiplications and additions a head forward, besides triangles within chunks,
 3 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.

@@ -12,6 +12,9 @@ class LintraCache(StateHolder, Cache):
     to: tensors of a state are never overwritten.
     """
 
+    # Set where a caller has passed it: `generate` then reads nothing beyond what it returns.
+    _is_user_defined: bool = False
+
     def __init__(self):
         super().__init__(layers=[])
 

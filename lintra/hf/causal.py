@@ -60,7 +60,7 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         cache = _checked(past_key_values if cache is None else cache)
         layout = layout_of(input_ids, attention_mask, 0 if cache is None else cache.length, given)
         assert input_ids is not None
-        if cache is not None and attention_mask is not None:
+        if cache is not None and attention_mask is not None and checks.readable(attention_mask):
             _check_read(attention_mask, cache, input_ids.shape[1])
         packed, mask = layout["cu_seqlens"], layout["mask"]
         if packed is not None and (use_cache or cache is not None):
@@ -118,7 +118,9 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
             )
         own = _checked(model_kwargs.get(CACHE))
         if own is not None:
-            own._is_user_defined = True  # generate must not read beyond what it returns
+            if mask is not None and checks.has_values(mask):  # once, also where reading waits for a GPU
+                _check_read(mask, own, mask.shape[1] - own.length)
+            own._is_user_defined = True
         elif generation_config.use_cache is not False:
             model_kwargs[CACHE] = LintraCache()
 
@@ -134,10 +136,9 @@ def _check_read(attention_mask: Tensor, cache: LintraCache, new: int) -> None:
 
     `generate` feeds padding to rows that have ended, and with a cache of keys could hide it later; a state
     has read it."""
-    earlier = attention_mask[:, : attention_mask.shape[1] - new]
-    if cache.state is None or earlier.shape[1] != cache.length or not checks.readable(earlier):
+    if cache.state is None or attention_mask.shape[1] != cache.length + new or not cache.length:
         return
-    shown, read = (earlier != 0).sum(1).tolist(), cache.state.seen.tolist()
+    shown, read = (attention_mask[:, : cache.length] != 0).sum(1).tolist(), cache.state.seen.tolist()
     if shown != read:
         raise ValueError(
             f"attention_mask has {shown} real tokens before the new ones and the cache has read {read}: rows "

@@ -84,7 +84,8 @@ class LintraConfig(PreTrainedConfig):
                 raise TypeError(f"LintraConfig has no field {name!r}: give {_ELSEWHERE[name]}")
             if near := get_close_matches(name, _DEFAULTS, 1, cutoff=0.85):
                 raise TypeError(f"LintraConfig has no field {name!r} (perhaps {near[0]})")
-        own = _mechanisms(given.get("attention", _DEFAULTS["attention"]))
+        from_file = self.transformers_version is not None  # a saved configuration names it
+        own = _mechanisms(given.get("attention", _DEFAULTS["attention"]), saved=from_file)
         for each in own if isinstance(own, list) else [own]:
             for name in (each.keys() & given.keys()) - _DEFAULTS.keys():
                 option = f"{{'name': {each['name']!r}, {name!r}: {given[name]!r}}}"
@@ -115,9 +116,9 @@ class LintraConfig(PreTrainedConfig):
         return cls(**given, **({} if outputs is None else {"num_labels": outputs}))
 
 
-def _mechanisms(attention: Any) -> Any:
+def _mechanisms(attention: Any, *, saved: bool = False) -> Any:
     """Return what `attention` may be, as JSON with all options."""
     if isinstance(attention, list | tuple):
-        return [_mechanisms(each) for each in attention]
+        return [_mechanisms(each, saved=saved) for each in attention]
     content = {"name": attention} if isinstance(attention, str) else to_json(attention)
-    return to_json(from_json(AttentionConfig, content, "attention", saved=False))
+    return to_json(from_json(AttentionConfig, content, "attention", saved=saved))

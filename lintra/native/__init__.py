@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 8  # LINTRA_ABI of the sources in this folder
+ABI = 9  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2, "exp": 3}

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 8
+#define LINTRA_ABI 9
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 

@@ -48,8 +48,8 @@ class Config(TaskConfig):
         fields.at_least(self, size=4)
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the images at `data` to test on; unchanged where it learned from those and
-        some were held out."""
+        """Return this configuration with the images at `data` to test on, or those held out of them where it
+        learned from them."""
         return replace(self, test=elsewhere(self.data, data))
 
     def training_preset(self) -> dict[str, Any]:

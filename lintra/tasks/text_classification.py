@@ -59,10 +59,12 @@ class Config(TaskConfig):
             raise ValueError(f"classes must be at least two, got {self.classes}")
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the file at `data` to test on; unchanged where it learned from that file
-        and a tenth was held out."""
-        whole = self.validate_on == "test" and self.test is not None  # all of its data was learned from
-        return replace(self, test=data if whole else elsewhere(self.data, data))
+        """Return this configuration with the file at `data` to test on, or the tenth that was held out of it
+        where it learned from that file. Raises DataError where it learned from all of it."""
+        test = elsewhere(self.data, data)
+        if test is None and self.validate_on == "test" and self.test is not None:
+            raise DataError(f"all of {data} was learned from: name other data")
+        return replace(self, test=test)
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for about an hour on two cores."""

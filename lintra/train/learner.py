@@ -100,7 +100,7 @@ class Learner(pl.LightningModule):
             batch = self.config.samples(self.task)
             most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * batch
             # Of a text that changes, the first alone say little, unless they are spread over it already.
-            places = range(min(len(samples), most)) if samples.spread else spread(len(samples), most)
+            places = list(range(min(len(samples), most))) if samples.spread else spread(len(samples), most)
             size = batch // world
             batches = [places[first : first + size] for first in range(0, len(places), size)]
         else:

@@ -18,6 +18,7 @@
   function label() {
     $("go").textContent = finishing ? "Finishing…" : running ? "Stop" : "Start listening";
     $("go").disabled = !ready;
+    $("go").setAttribute("aria-disabled", finishing); // it keeps the keyboard's focus
     $("file").disabled = !ready || Boolean(running);
     $("file-label").classList.toggle("off", $("file").disabled);
     $("hint").hidden = Boolean($("text").textContent);

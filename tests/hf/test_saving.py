@@ -35,6 +35,13 @@ def test_a_name_is_the_mechanism_with_its_defaults(name):
     assert hf.LintraConfig(attention=name) == hf.LintraConfig(attention=attention.load(name).Config())
 
 
+def test_an_option_that_a_saved_configuration_lacks_is_what_it_was():
+    saved = config("retention").to_dict()
+    del saved["attention"]["decay_per"]
+    assert hf.LintraConfig.from_dict(saved).attention["decay_per"] == "kv_head"
+    assert hf.LintraConfig(attention={"name": "retention"}).attention["decay_per"] == "head"
+
+
 def outputs(model):
     found = model(IDS)
     return (

@@ -110,9 +110,9 @@ class StateLayer(StateHolder, CacheLayerMixin):
 class StateCache(Cache):
     """The states of all layers of a model built with attn_implementation="lintra-<mechanism>".
 
-    `past_key_values` of a forward or of `generate`. Where the mechanism's state is constant, decoding takes
-    as much time and memory after 64,000 tokens as after one. A state cannot be cropped: assisted decoding
-    refuses it, and `copy.copy(cache)` keeps a state to return to.
+    `cache` of a forward or of `generate`, `past_key_values` before transformers 5.24. Where the mechanism's
+    state is constant, decoding takes as much time and memory after 64,000 tokens as after one. A state cannot
+    be cropped: assisted decoding refuses it, and `copy.copy(cache)` keeps a state to return to.
 
     layers: those of a hybrid model, with transformers' own for convolutions and recurrences; None: a
     `StateLayer` for each layer there is."""

@@ -128,11 +128,10 @@ def visible(
 
 
 def _packed_forms(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return what releases of transformers make of a mask function where sequences are packed."""
+    """Return what transformers makes of a mask function where sequences are packed: 5.24 and 5.23."""
     number = torch.empty(0)  # any tensor
     same = masks.packed_sequence_mask_function(number)
-    remap = getattr(masks, "remap_positions_for_packed_sequence", None)  # since 5.23
-    within = function if remap is None else remap(function, number)
+    within = masks.remap_positions_for_packed_sequence(function, number)
     return [masks.and_masks(within, same), masks.and_masks(same, within)]
 
 

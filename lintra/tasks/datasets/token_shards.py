@@ -276,7 +276,7 @@ def _index(file: Path) -> dict[str, Any]:
     version = content.get("format")
     if isinstance(version, int) and version > FORMAT:
         raise DataError(f"{file} has format {version}, and this lintra reads {FORMAT}: update lintra")
-    content = dict.fromkeys(_FIELDS) | content
+    content: dict[str, Any] = {**dict.fromkeys(_FIELDS), **content}
     try:
         for name, kind in _FIELDS.items():
             fields.check_one(name, kind, content[name])
