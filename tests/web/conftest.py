@@ -76,7 +76,7 @@ def shipped():
     return Subject(opened.model, opened.task)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a process may have one at a time, and other tests have theirs
 def launch():
     """Launches the browser of the system; without one, tests that need it are skipped with the reason."""
     if reason := why_not():
@@ -85,7 +85,7 @@ def launch():
         yield launch
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(launch):
     return launch()
 
