@@ -85,7 +85,6 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         "parameters",
         "minutes, fastest run",
     ]
-    sign = 1 if problem.lower_is_better else -1
     rows: list[tuple[int, float, list[str]]] = []
     tried: dict[str, set[float]] = {}
     for x in outcomes:
@@ -106,8 +105,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             state,
         ]
         cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
-        order = _order([x["test"] for x in mine if not x["diverged"]], len(mine), sign)
-        rows.append((steps, order, cells))
+        rows.append((steps, _order(mine, problem), cells))
     rows.sort(key=lambda row: row[:2])
     table = [heads, *(cells for _, _, cells in rows)]
     empty, lost = [""] * (len(heads) - 2), _lost(outcomes, name, study)
@@ -120,9 +118,12 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     return _table(table[0], table[1:]) if rows or lost else ""
 
 
-def _order(scores: Sequence[float], seeds: int, sign: int) -> float:
-    """By what a row is sorted: the mean score, the best first; last where a seed diverged."""
-    return math.inf if len(scores) < seeds else sign * statistics.mean(scores)
+def _order(runs: Outcomes, problem: problems.Problem) -> float:
+    """Return the key by which rows are sorted: the best mean score first, last where a seed diverged."""
+    if any(x["diverged"] for x in runs):
+        return math.inf
+    mean = statistics.mean(x["test"] for x in runs)
+    return mean if problem.lower_is_better else -mean
 
 
 def _lost(outcomes: Outcomes, name: str, study: Study) -> list[str]:
@@ -180,11 +181,9 @@ def across(columns: Mapping[str, tuple[Study, str]]) -> str:
     scores: dict[str, dict[str, tuple[float, str]]] = {}
     for head, (study, name) in columns.items():
         problem = study.by_name[name]
-        sign = 1 if problem.lower_is_better else -1
         for (where, who, steps), mine in finals(read_outcomes(study), study).items():
             if where == name and steps == problem.steps["small"]:
-                order = _order([x["test"] for x in mine if not x["diverged"]], len(mine), sign)
-                scores.setdefault(who, {})[head] = order, formatted(mine, problem)
+                scores.setdefault(who, {})[head] = _order(mine, problem), formatted(mine, problem)
     missing = (math.inf, "")
     rows = sorted(scores, key=lambda who: [scores[who].get(head, missing)[0] for head in columns])
     cells = [[who, *(scores[who].get(head, missing)[1] for head in columns)] for who in rows]
@@ -229,13 +228,12 @@ def searches(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
     """Draw the recall-memory frontier for each number of steps, and the rates that were searched."""
-    guesses = {
-        _mqar(name): {rule: 100 * score for rule, score in rules.items()}
-        for name, rules in baselines.read(study).items()
-        if name.startswith("mqar-")
-    }
+    guesses: dict[tuple[int, int], dict[str, float]] = {}  # the best of each
+    for name, rules in baselines.read(study).items():
+        if name.startswith("mqar-"):
+            best = max(rules, key=rules.__getitem__)
+            guesses[_mqar(name)] = {best: 100 * rules[best]}
     for (length, pairs, steps), seeds in _frontiers(outcomes, study).items():
-        rules = guesses.get((length, pairs), {})
         lines = {
             who: {size: statistics.mean(scores) for size, scores in sorted(line.items())}
             for who, line in seeds.items()
@@ -250,7 +248,7 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
             x="state (KiB)",
             y="recalled (%)",
             title=f"{pairs} pairs in {length} tokens, {steps:,} steps: recall against memory",
-            levels=dict([max(rules.items(), key=lambda rule: rule[1])] if rules else []),
+            levels=guesses.get((length, pairs)),
         )
     for name, problem in study.by_name.items():
         first = min(problem.steps.values()) // 2**problem.halvings

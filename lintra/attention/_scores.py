@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lintra.attention.base import Attention
 from lintra.ops import checks
+from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
 from lintra.ops.softmax_native import all_keys, runs_natively
@@ -60,6 +61,18 @@ class ScoredAttention(Attention):
         if runs_natively(q, k, v, self.weighing()["dropout"]):
             return all_keys(q, k, v, visible=real, **self.weighing()).o.to(v.dtype)
         return self.attend(q, k, v, None if real is None else real[:, None])
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the scores [b t h s] of queries and keys, in the dtype of sums: 16 bits may overflow."""
+        q, k = widened(q, k)
+        return torch.einsum("bthd,bshd->bths", self.scale * q, k.repeat_interleave(self.group, 2))
+
+    def weigh(self, scores: Tensor, visible: Tensor, v: Tensor) -> Tensor:
+        """Return the mean of values [b t h e], in the dtype of sums, by the softmax of scores [b t h s] among
+        the keys that are `visible`, of which each query sees one at least."""
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        (values,) = widened(v.repeat_interleave(self.group, 2))
+        return torch.einsum("bths,bshe->bthe", weights, values)
 
     def partial_attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
         """Return attention [b t h e] to some of the keys a query sees, to be merged with attention to the

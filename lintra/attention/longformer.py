@@ -29,7 +29,6 @@ from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.config.fields import spelled
 from lintra.ops import checks
-from lintra.ops.autocast import widened
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
@@ -216,11 +215,7 @@ class LongformerAttention(ScoredAttention):
 
     def _weigh(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Tensor:
         """One query q [b 1 h d], visible [b h s] or [b 1 s]; it sees something."""
-        q, keys, values = widened(q, tokens.k, tokens.v)
-        scores = torch.einsum("bthd,bshd->bhs", self.scale * q, keys.repeat_interleave(self.group, 2))
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        y = torch.einsum("bhs,bshe->bhe", weights, values.repeat_interleave(self.group, 2))
-        return y[:, None].to(tokens.v.dtype)
+        return self.weigh(self.scores(q, tokens.k), visible[:, None], tokens.v).to(tokens.v.dtype)
 
     def _enter(
         self,

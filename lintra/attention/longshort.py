@@ -36,7 +36,6 @@ from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
 from lintra.config import fields
-from lintra.ops.autocast import widened
 from lintra.ops.banded import banded_attention
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
@@ -203,18 +202,9 @@ class LongShortAttention(ScoredAttention):
         finished = torch.arange(state.summary_k.shape[1], device=device) < seen // size
         near, far = (ago < self.config.window) & (ago <= seen), finished.repeat_interleave(self.rank, 1)
 
-        queries = (self.scale * x for x in widened(rotated, q))
-        scores = torch.cat(
-            [
-                torch.einsum("bthd,bshd->bhts", x, keys.repeat_interleave(self.group, 2))
-                for x, keys in zip(queries, widened(near_k, far_k), strict=True)
-            ],
-            -1,
-        )
-        hidden = ~torch.cat((near, far), 1)[:, None, None]
-        (values,) = widened(torch.cat((near_v, far_v), 1).repeat_interleave(self.group, 2))
-        y = torch.einsum("bhts,bshe->bthe", scores.masked_fill(hidden, -math.inf).softmax(-1), values)
-        y = y.to(v.dtype)
+        scores = torch.cat((self.scores(rotated, near_k), self.scores(q, far_k)), -1)
+        visible = torch.cat((near, far), 1)[:, None, None]
+        y = self.weigh(scores, visible, torch.cat((near_v, far_v), 1)).to(v.dtype)
 
         means = merge_lse(PartialAttention(state.o, state.logsumexp), self.project.of_one(k[:, 0], v[:, 0]))
         full = (seen + 1) % size == 0

@@ -23,7 +23,6 @@ from lintra.attention._state import append
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import checks
-from lintra.ops.autocast import widened
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import put_last, take
@@ -124,10 +123,7 @@ class SoftmaxAttention(ScoredAttention):
         """One token against the cache, weight by weight: the reference of `extend`."""
         here = _seen(state)[:, None]
         after = append(state, SoftmaxState(k, v, here))
-        q, keys, values = widened(q, after.k, after.v)
-        scores = torch.einsum("bthd,bshd->bths", self.scale * q, keys.repeat_interleave(self.group, 2))
-        scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
-        y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), values.repeat_interleave(self.group, 2))
+        y = self.weigh(self.scores(q, after.k), self._visible(here, after.position)[:, :, None], after.v)
         y = y.to(v.dtype)
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 

@@ -243,6 +243,12 @@ def sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
+def checkpoint_count(tokens: int, sequences: int, interval: int) -> int:
+    """Return how many checkpoints the library numbers for so many tokens in all: `lintra_first_checkpoint` in
+    kernel.h."""
+    return tokens // interval + sequences
+
+
 def same_dtype(dtype: torch.dtype, **tensors: Tensor | None) -> None:
     """Raise TypeError unless all tensors have the dtype that the library reads them in."""
     for name, x in tensors.items():

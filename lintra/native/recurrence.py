@@ -142,7 +142,7 @@ class _Call:
         self.parts = max(1, min(self.threads // items, e // 16))
         chunks = max(2, min(8, _STATES // max(1, f * e * self.total.itemsize)))
         self.interval = chunks * _CHUNK
-        self.saved = (b * t // self.interval + n) * self.g * f * e
+        self.saved = native.checkpoint_count(b * t, n, self.interval) * self.g * f * e
         self.sizes = (n, t, self.h, self.g, queries, keys, values, f, e)
 
     def run(self, function: str, scale: float, results: Gradients, dy: Tensor | None, gradients: Gradients):

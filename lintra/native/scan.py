@@ -101,7 +101,7 @@ def saved_size(u: Tensor, A: Tensor, B: Tensor, cu_seqlens: Tensor | None) -> in
     """Return how many numbers `forward` saves."""
     (b, t, c), g, n = u.shape, B.shape[2], A.shape[1]
     sequences = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return (b * t // _INTERVAL + sequences) * g * -(-c // g // _CHANNELS) * _CHANNELS * n
+    return native.checkpoint_count(b * t, sequences, _INTERVAL) * g * -(-c // g // _CHANNELS) * _CHANNELS * n
 
 
 Gradients = tuple[Tensor, Tensor | None, Sequence[Tensor | None], Sequence[Tensor | None]]

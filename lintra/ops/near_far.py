@@ -45,7 +45,8 @@ def near_and_far(
     if causal:
         c = 1 << (c - 1).bit_length()  # to be halved
     k, v, mask = (_blocks(x, c) for x in (k, v, real_tokens(mask, k)))
-    weight = _weights(learned, time, k.shape[0], c, window, causal)
+    blocks = 1 if len(k) == 1 else 2 if causal else 3  # that a block reads with a weight for each key
+    weight = _weights(learned, time, len(k), c, blocks, window, causal)
     sums, highest = (_causal if causal else _bidirectional)(k, v, mask, weight)
     sums, highest = (x.flatten(0, 1)[:time].transpose(0, 1) for x in (sums, highest))
     return ExpSums(sums[:, :, 0], sums[:, :, 1], highest)
@@ -60,11 +61,10 @@ def _blocks(x: Shaped[Tensor, "b t *r"], c: int) -> Shaped[Tensor, "n c b *r"]:
 
 
 def _weights(
-    learned: Sequence[Tensor], time: int, n: int, c: int, window: int, causal: bool
+    learned: Sequence[Tensor], time: int, n: int, c: int, blocks: int, window: int, causal: bool
 ) -> Float[Tensor, "n c m+1"]:
     """exp(w - shift) of each block's tokens for the m keys in the blocks around and, last, for all those that
     are farther away; 0 where there are none. The shift is the largest w of a row, which cancels."""
-    blocks = 2 if causal else _blocks_around(n)
     learned = [functional.pad(x, (0, 0, 0, n * c - x.shape[0])).unflatten(0, (n, c)) for x in learned]
     place = torch.arange(c, device=learned[0].device)
     key = torch.arange(blocks * c, device=place.device) - (c if blocks > 1 else 0)
@@ -87,11 +87,6 @@ def _weights(
     return (w - shift).exp()
 
 
-def _blocks_around(n: int) -> int:
-    """How many of n blocks, itself among them, one reads in both directions with a weight for each key."""
-    return 1 if n == 1 else 3
-
-
 def _around(x: Float[Tensor, "n c *r"], blocks: int) -> Float[Tensor, "n m *r"]:
     """The block before each, itself and, with three blocks, the one after; zeros beyond the ends."""
     if blocks == 1:
@@ -107,7 +102,7 @@ def _bidirectional(k: Tensor, v: Tensor, real: Tensor, weight: Tensor) -> tuple[
     x = _times_exp(k - highest, v, real)
     total = functional.pad(x.sum(1), (0, 0) * 4 + (2, 2))
     past, future = total.cumsum(0)[:-4], total.flip(0).cumsum(0).flip(0)[4:]
-    x = torch.cat((_around(x, _blocks_around(len(x))), (past + future)[:, None]), 1)
+    x = torch.cat((_around(x, (weight.shape[2] - 1) // x.shape[1]), (past + future)[:, None]), 1)
     return _product(weight, x), highest.expand_as(k)
 
 
@@ -115,7 +110,7 @@ def _causal(k: Tensor, v: Tensor, real: Tensor, weight: Tensor) -> tuple[Tensor,
     """The sums [n c b 2 g d] relative to the largest key up to each token."""
     c = k.shape[1]
     highest = running_max(_hidden(k, real).flatten(0, 1)[None])[0].view_as(k)
-    before, own, far = weight.split((c, c, 1), 2)
+    before, own, far = weight.split((weight.shape[2] - c - 1, c, 1), 2)
     sums = own.diagonal(dim1=1, dim2=2)[..., None, None, None, None] * _times_exp(k - highest, v, real)
     if k.shape[0] > 1:  # the block before, then all blocks before that one, relative to its largest key
         border = highest[:-1, -1:]

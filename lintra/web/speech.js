@@ -6,7 +6,8 @@
   let program; // what the worker runs, or this thread
   const ask = (message) => program.ask(message);
   let ready = false, job = 0, running = 0, rate = 0; // running: the job, 0: none; rate: of the model, Hz
-  let finishing = false; // Stop was pressed, and what was heard before is still being recognised
+  let stopped = 0; // the job that Stop was pressed for
+  const finishing = () => running > 0 && stopped === running; // what was heard before is still being recognised
   let microphone = null; // { stream, context, begun } while it is open; begun: its sound is heard
   let line = null; // the paragraph of what is being said
 
@@ -16,9 +17,9 @@
   }
 
   function label() {
-    $("go").textContent = finishing ? "Finishing…" : running ? "Stop" : "Start listening";
+    $("go").textContent = finishing() ? "Finishing…" : running ? "Stop" : "Start listening";
     $("go").disabled = !ready;
-    $("go").setAttribute("aria-disabled", finishing); // it keeps the keyboard's focus
+    $("go").setAttribute("aria-disabled", finishing()); // it keeps the keyboard's focus
     $("file").disabled = !ready || Boolean(running);
     $("file-label").classList.toggle("off", $("file").disabled);
     $("hint").hidden = Boolean($("text").textContent);
@@ -37,7 +38,6 @@
     close();
     ready = what !== undefined && what !== "open"; // else there is no model, or no worker any more
     running = 0;
-    finishing = false;
     label();
     say(`This does not work here: ${reason}.`, true);
   };
@@ -55,7 +55,6 @@
     $("cache-told").textContent = `what a key-value cache of softmax would hold after ${seconds.toFixed(1)} s`;
     if (done) {
       running = 0;
-      finishing = false;
       const heard = line ? `Finished: ${seconds.toFixed(1)} s were heard.` : `Nothing was recognised in ${seconds.toFixed(1)} s.`;
       say(cause + heard);
     }
@@ -165,7 +164,7 @@
       label();
       return say("Stopped.");
     }
-    finishing = true;
+    stopped = running;
     label();
     say(told);
     ask({ do: "finish", job: running });
@@ -189,7 +188,7 @@
   }
 
   $("go").addEventListener("click", () => {
-    if (finishing) return; // the last words are still to come
+    if (finishing()) return; // the last words are still to come
     if (running) end("Finishing…");
     else listen();
   });
