@@ -44,7 +44,15 @@ def on_config(config: Any) -> Any:
         {"Migrating": "migrating.md"},
         {"FLA on a CPU": "fla.md"},
         {"Mamba": "mamba.md"},
-        {"Performance": "performance.md"},
+        {
+            "Performance": [
+                {"Overview": "performance.md"},
+                {"Kernels on a CPU": "performance/kernels.md"},
+                {"Generation": "performance/generation.md"},
+                {"On a GPU": "performance/gpu.md"},
+                {"Missed targets": "performance/targets.md"},
+            ]
+        },
         {"Decisions": "decisions.md"},
         {"Reference": [{page.stem: f"reference/{page.name}"} for page in sorted(REFERENCE.glob("*.md"))]},
     ]

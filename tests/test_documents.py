@@ -260,12 +260,64 @@ def by_machine() -> str:
                 rates = [100 * rows[f"{x}: rate"] / rows["matmul"] for x in ("forward", both)]
                 cells = [rows["matmul"], *rates, times[0] / times[1]]
             figures = " | ".join(map(rounded, cells))
-            lines.append(f"| [{file.stem}](../benchmarks/results/{file.name}) | {figures} |")
+            lines.append(f"| [{file.stem}](../../benchmarks/results/{file.name}) | {figures} |")
     return "\n".join(lines)
 
 
 def test_the_runs_of_several_machines_stand_side_by_side():
-    assert by_machine() in (ROOT / "docs" / "performance.md").read_text()
+    assert by_machine() in (ROOT / "docs" / "performance" / "kernels.md").read_text()
+
+
+IN_SHORT = (  # what a reader of the first page wants to know, the benchmark and its row
+    (
+        "training linear attention on 4,096 tokens, against PyTorch's softmax",
+        "attention",
+        "forward + backward: SDPA softmax / native",
+    ),
+    (
+        "the same, the gated delta rule",
+        "recurrence",
+        "gated delta, forward + backward: SDPA softmax / lintra",
+    ),
+    ("the same, KDA", "recurrence", "KDA, forward + backward: SDPA softmax / lintra"),
+    (
+        "the same, softmax over 256 keys to each side",
+        "softmax",
+        "band 256 + 256, forward + backward: SDPA softmax / it",
+    ),
+    (
+        "reading 2,048 tokens with a whole Mamba-2 model, against transformers",
+        "drop_in",
+        "Mamba-2, prefill of 2,048 tokens, 2 threads",
+    ),
+    (
+        "a training step of a whole model with the gated delta rule, against transformers",
+        "drop_in",
+        "GDN, training step of 2,048 tokens, 2 threads",
+    ),
+    (
+        "drawing 64 images at once with the paper's MNIST model, against softmax with cached keys",
+        "generation",
+        "64 at once, float32 / softmax, cached keys and values",
+    ),
+    ("the paper's MNIST model in C, one thread", "runtime", "paper: native, float32"),
+)
+
+
+def in_short() -> str:
+    lines = ["| what | Intel Xeon | AMD EPYC |", "| --- | --- | --- |"]
+    for what, name, row in IN_SHORT:
+        cells = [what]
+        for machine in ("intel-xeon", "amd-epyc"):
+            file = BENCH / f"{name}-{machine}.json"
+            rows = {x["what"]: x for x in json.loads(file.read_text())["rows"]} if file.exists() else {}
+            cells.append(f"{rounded(rows[row]['figure'])} {rows[row]['unit']}" if rows else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_figures_in_short_are_those_of_the_files():
+    assert in_short() in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_what_info_says_of_chunked_pytorch_is_measured():
@@ -374,14 +426,14 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
     ("files", "page"),
     [
         ("benchmarks/results/attention-*.json", "README.md"),
-        ("benchmarks/results/recurrence-*.json", "docs/performance.md"),
-        ("benchmarks/results/roofline-*.json", "docs/performance.md"),
-        ("benchmarks/results/softmax-*.json", "docs/performance.md"),
-        ("benchmarks/results/busy-*.json", "docs/performance.md"),
-        ("benchmarks/results/runtime-*.json", "docs/performance.md"),
+        ("benchmarks/results/recurrence-*.json", "docs/performance/kernels.md"),
+        ("benchmarks/results/roofline-*.json", "docs/performance/kernels.md"),
+        ("benchmarks/results/softmax-*.json", "docs/performance/kernels.md"),
+        ("benchmarks/results/busy-*.json", "docs/performance/kernels.md"),
+        ("benchmarks/results/runtime-*.json", "docs/performance/generation.md"),
         ("benchmarks/results/context-*.json", "docs/scale.md"),
         ("benchmarks/results/stream-*.json", "docs/data.md"),
-        ("benchmarks/results/onnx-*.json", "docs/performance.md"),
+        ("benchmarks/results/onnx-*.json", "docs/performance/generation.md"),
         ("benchmarks/results/original-*.json", "docs/migrating.md"),
         ("benchmarks/results/drop_in-*.json", "docs/huggingface.md"),
         ("experiments/speech/streaming.json", "experiments/speech/README.md"),
@@ -410,7 +462,7 @@ def losses(report: dict) -> str:
 def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "drift-amd-epyc.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
-    assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
+    assert losses(report) in (ROOT / "docs" / "performance" / "generation.md").read_text()
 
 
 MEASURED = ROOT / "benchmarks" / "results"
@@ -447,7 +499,7 @@ def sped_up(report: dict) -> str:
 @pytest.mark.parametrize(("file", "table"), [("overhead", beside), ("regression", sped_up)])
 def test_the_figures_beside_the_older_version_are_those_of_the_file(file, table):
     report = json.loads((MEASURED / f"{file}-intel-xeon.json").read_text())
-    assert table(report) in (ROOT / "docs" / "performance.md").read_text()
+    assert table(report) in (ROOT / "docs" / "performance" / "targets.md").read_text()
 
 
 def test_the_table_of_families_is_that_of_the_file():
@@ -597,7 +649,7 @@ def test_the_large_model_is_scored_on_all_test_images():
 
 def test_the_figures_of_a_gpu_are_those_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "gpu-nvidia-h200.json").read_text())
-    assert figures(report) in (ROOT / "docs" / "performance.md").read_text()
+    assert figures(report) in (ROOT / "docs" / "performance" / "gpu.md").read_text()
 
 
 def _scores(folder: Path) -> dict:
@@ -700,7 +752,7 @@ def where_the_time_goes(report: dict) -> str:
 def test_the_figures_of_a_fused_step_are_those_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "generation-intel-xeon.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "performance" / "generation.md").read_text()
     assert "\n".join(steps(report)) in page
     rows = by_name(report)
     assert where_the_time_goes(report) in " ".join(page.split())

@@ -182,7 +182,8 @@ def cast_state(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -
     and kv is rounded to the nearest once a token, so that what a token adds is lost beside a sum some 500
     times as large. Bad for sums that never decay (linear, cosformer, performer): after a few hundred tokens
     they fall behind, in the end they stop growing. For mechanisms that forget within some tens of tokens
-    (gated, delta, fast retention): docs/performance.md has the errors, benchmarks/drift.py measures them.
+    (gated, delta, fast retention): docs/performance/generation.md has the errors, benchmarks/drift.py
+    measures them.
     Denominators, exponents and what cross-attention reads stay as they are. Raises ValueError for another
     dtype and a mechanism that cannot keep its state so.
     """
