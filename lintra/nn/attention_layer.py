@@ -139,8 +139,8 @@ class AttentionLayer(nn.Module):
 
         Warns if the mask looks inverted, True for padding.
 
-        `layout` replaces mask and cu_seqlens once they have been validated: in padded places x is then 0 or
-        finite, and so is the output."""
+        `layout` replaces mask and cu_seqlens once they have been validated. The caller then guarantees finite
+        x at padding; the output there is unspecified but finite."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             warn_if_inverted(mask)
@@ -208,7 +208,7 @@ class AttentionLayer(nn.Module):
         """Return the output for any number of tokens after `state` (None: before any token), and the next
         state.
 
-        `layout` is as in `forward`, after the tokens that each sequence of the state has seen."""
+        `layout` is as in `forward`; it follows the tokens that the state has seen."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             check_dtype("x", x, self.qkv_proj)
@@ -220,6 +220,7 @@ class AttentionLayer(nn.Module):
         check_layer_state(state, layout.n)
         self._check_conv(state.conv, layout.n)
         if self.context_parallel is None or not self.context_parallel.extending:
+            layout = layout.after(state.seen) if layout.seen is None else layout
             return self._extend(x, state, layout, extra)
 
         def own(state: AttentionLayerState, layout: Layout) -> tuple[Tensor, AttentionLayerState]:

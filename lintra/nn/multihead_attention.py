@@ -12,6 +12,7 @@ from lintra.config.fields import spelled
 from lintra.nn.mask import padded, warn_if_inverted
 from lintra.nn.parameters import hooked
 from lintra.ops import checks
+from lintra.ops.dispatch import eager
 from lintra.ops.layout import Layout
 
 
@@ -89,12 +90,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         self.register_load_state_dict_pre_hook(_keep_sampled)
         self.to(device=device, dtype=dtype)
 
-    def train(self, mode: bool = True):
-        """Set training or evaluation mode, also for the form that is not a submodule."""
-        for form in self._forms.values():
-            form.train(mode)
-        return super().train(mode)
-
     def forward(
         self,
         query: Tensor,
@@ -122,7 +117,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError("need_weights must be False: most mechanisms never compute attention weights")
         if query.is_nested:
             return self._attend_nested(query, key, value, key_padding_mask, attn_mask, causal=is_causal), None
-        to_itself, batched = key is query, query.dim() != 2
+        to_itself, batched = _same(query, key), query.dim() != 2
         padding = None if key_padding_mask is None else _left_out("key_padding_mask", key_padding_mask)
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -197,6 +192,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         parts = map(functional.linear, inputs, weights, biases)
         return [x.unflatten(2, (self.num_heads, self.head_dim)) for x in parts]
+
+
+def _same(query: Tensor, key: Tensor) -> bool:
+    """Return whether these are one tensor, or one's other views, which activation checkpointing passes on."""
+    if query is key:
+        return True
+    return eager() and (query.dtype, query.device) == (key.dtype, key.device) and query.is_set_to(key)
 
 
 def _keep_sampled(module: MultiheadAttention, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:

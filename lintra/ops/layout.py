@@ -89,7 +89,8 @@ class Layout:
         return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
 
     def after(self, seen: Int[Tensor, "n"] | None) -> "Layout":
-        """Return the same places after `seen` [n] tokens of each sequence (None: none), no rank's shard."""
+        """Return the same places after `seen` [n] tokens of each sequence (None: none); they are no
+        rank's shard."""
         places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
         layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
         layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
@@ -207,10 +208,11 @@ class Layout:
     @staticmethod
     def _once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
         # A compiler sees repeated computation itself, and an object must not change in a block that is
-        # computed again in the backward; no backward may keep what inference mode makes, and the tensors of a
-        # transform do not outlive it.
-        if not eager() or torch.is_inference_mode_enabled():
+        # computed again in the backward; the tensors of a transform do not outlive it, and no backward may
+        # keep what inference mode makes.
+        if not eager():
             return make()
+        name = (torch.is_inference_mode_enabled(), name)
         if name not in kept:
             kept[name] = make()
         return kept[name]

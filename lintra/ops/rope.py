@@ -37,7 +37,7 @@ class RotaryEmbedding:
 
     def __init__(self, position: Int[Tensor, "b t"], base: float):
         self.position, self.base = position, base
-        self._made: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Float[Tensor, "b t h f"]) -> Float[Tensor, "b t h f"]:
         """Return x with its pairs rotated by position * base^(-2i/f); pairs are (i, i + f/2), in the paper
@@ -56,8 +56,10 @@ class RotaryEmbedding:
 
     def _cos_sin(self, f: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[b t 1 f/2] each: made once for queries, keys and all layers."""
-        if (f, dtype) in self._made:
-            return self._made[f, dtype]
+        inference = eager() and torch.is_inference_mode_enabled()  # no backward may keep what that mode makes
+        name = (f, dtype, inference)
+        if name in self._made:
+            return self._made[name]
         if f % 2:
             raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
 
@@ -67,6 +69,6 @@ class RotaryEmbedding:
 
         cos, sin = at_positions(code, self.position)[:, :, None].chunk(2, -1)
         made = cos, sin
-        if eager() and not torch.is_inference_mode_enabled():  # as in Layout
-            self._made[f, dtype] = made
+        if eager():  # as in Layout
+            self._made[name] = made
         return made

@@ -79,6 +79,15 @@ def test_padding_and_packing_change_nothing(config):
     assert_close(state.conv[0][2:], layer.extend(x[:1, 4:])[1].conv[0], **EXACT)
 
 
+def test_a_layout_follows_what_the_state_has_seen():
+    layer, x = build(), draw()
+    whole, end = layer.extend(x)
+    before, state = layer.extend(x[:, :3], layout=Layout.of("x", x[:, :3]))
+    after, state = layer.extend(x[:, 3:], state, layout=Layout.of("x", x[:, 3:]))
+    assert_close(torch.cat((before, after), 1), whole, **EXACT)
+    assert_close(state, end, **EXACT)
+
+
 def test_a_state_is_reordered_with_its_convolution():
     layer, x = build(**PARTS), draw(b=3)
     _, state = layer.extend(x[:, :5])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from lintra import attention
 from lintra.attention import aft, bigbird, delta, linear, longformer, lsh, retention, softmax
@@ -393,3 +394,23 @@ def test_dropout_comes_back_after_an_evaluation():
     for causal in (False, True):
         a, b = (layer(x, x, x, is_causal=causal)[0] for _ in range(2))
         assert not torch.equal(a, b)
+
+
+def test_a_checkpoint_computes_the_same_form_again():
+    """A reentrant one passes on three views of the one tensor."""
+    config = aft.Config(max_length=7, window=2)  # has no form across sequences
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=config, causal=False)
+    x = draw(2, 7, WIDTH)
+    assert not layer.attention.can.cross
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            y = checkpoint(lambda *inputs: layer(*inputs, PADDING)[0], x, x, x, use_reentrant=True)
+        else:
+            y = layer(x, x, x, PADDING)[0]
+        x.grad = None
+        y.sin().sum().backward()
+        found.append((y, x.grad))
+    assert_close(found[1], found[0], **EXACT)
+    with pytest.raises(ValueError, match="key must be the tensor query"):
+        layer(x, x.clone(), x)

@@ -297,6 +297,16 @@ def test_refuses(changes, error, message):
         linear_attention(**{**X, "cu_seqlens": GOOD, **changes})
 
 
+def test_inference_and_training_share_no_tensors_of_a_layout():
+    layout = Layout(1, 5, torch.device("cpu"), cu_seqlens=torch.tensor([0, 2, 5]))
+    with torch.inference_mode():
+        assert layout.positions() is layout.positions()
+        assert layout.rope(100.0) is layout.rope(100.0)
+        assert layout.positions().is_inference()
+    assert not layout.positions().is_inference()
+    assert layout.positions() is layout.positions()
+
+
 def test_a_layout_keeps_no_tensors_of_a_transform():
     """Those of torch.func end with it."""
     q = torch.randn(1, 9, 1, 4)
