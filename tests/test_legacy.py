@@ -100,6 +100,8 @@ def test_weights_of_parts_keep_loading():
         (lambda: decoder.Config(vocabulary=7).feed, r"\.feed is now \.mlp_ratio"),
         (lambda: MLP(8, multiple=2.0), "multiple= is now ratio="),
         (lambda: AttentionLayer(8, linear.Config(), heads=2).inward, r"\.inward is now \.qkv_proj"),
+        (lambda: AttentionLayer(8, linear.Config(), heads=2, rotary=9.0), "rotary= is now rope_base="),
+        (lambda: AttentionLayer(8, linear.Config(), heads=2).rotary, r"\.rotary is now \.rope_base"),
         (lambda: train.Config(schedule="trapezoid"), "'trapezoid' is now schedule='wsd'"),
         (lambda: lintra.generate.generate, r"lintra\.generate\.generate is now lintra\.generation\.generate"),
         (lambda: lintra.generate.begin, r"generate\.begin is now lintra\.generation\.prepare_inputs"),

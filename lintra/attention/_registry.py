@@ -96,12 +96,12 @@ def broken() -> dict[str, str]:
     return found
 
 
-def for_length(config: type[Any], length: int, **options: Any) -> Any:
-    """Return a mechanism's `Config` for sequences of `length` tokens, which some mechanisms need to know."""
-    longest = next((field for field in fields(config) if field.name == "max_length"), None)
+def for_length(kind: type[Any], length: int, **options: Any) -> Any:
+    """Return a mechanism's `Config`, the class `kind`, for sequences of `length` tokens."""
+    longest = next((field for field in fields(kind) if field.name == "max_length"), None)
     if longest is not None and longest.default is not None:  # None: no limit unless one is set
         options = {"max_length": length} | options
-    return config(**options)
+    return kind(**options)
 
 
 def _place(point: EntryPoint) -> str:

@@ -63,10 +63,10 @@ AttentionPattern = AttentionConfig | tuple[AttentionConfig, ...]  # one for all 
 
 
 class Attention(nn.Module):
-    """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
+    """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t m e], m = h; h a multiple of g.
 
     If the configuration has a field `value_heads` and sets it, v is [b s o e] with o value heads, a multiple
-    of g, and y has as many heads as the larger of h and o, one of which is a multiple of the other.
+    of g, and y has m = max(h, o) heads, one of which is a multiple of the other.
 
     `forward` takes a whole sequence; `extend` any number of tokens after a state (*prefill* after an empty
     one, *decode* with one token); `step` is the recurrence of the paper, one token at a time.

@@ -58,7 +58,8 @@ class Config:
     topk: int = 32  # number of those keys
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
-    redraw_every: int | None = 1  # training steps with one hash and first centroids; None: they stay
+    redraw_every: int | None = 1  # training steps with one hash and first centroids, by lintra.train or
+    # `attention.redraw`; None: they stay
     seed: int = 0  # of the first hash and centroids
 
     def __post_init__(self):

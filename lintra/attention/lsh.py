@@ -52,7 +52,8 @@ class Config:
     exact_union: bool = True  # each key counts once; False: as often as rounds see it
     scale: float = 1.0  # multiplies the scores; no unit
     dropout: float = 0.0  # probability of dropping a weight in training
-    redraw_every: int | None = 1  # training steps with one set of hashes; None: the first one stays
+    redraw_every: int | None = 1  # training steps with one set of hashes, by lintra.train or
+    # `attention.redraw`; None: the first one stays
     seed: int = 0  # of the first set
 
     def __post_init__(self):

@@ -65,7 +65,8 @@ class Config:
     orthogonal: bool = True  # directions orthogonal in blocks of d rows; else independent
     row_norms: Norms = "chi"  # lengths of the rows: as of normal vectors (unbiased), or all sqrt(d)
     per_head: bool = False  # a projection for each key-value head; else one for all
-    redraw_every: int | None = 1000  # training steps with one projection; None: the first one stays
+    redraw_every: int | None = 1000  # training steps with one projection, by lintra.train or
+    # `attention.redraw`; None: the first one stays
     eps: float = 1e-32  # added to the denominator; no unit
     seed: int = 0  # of the first projection
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result

@@ -60,7 +60,8 @@ class Config:
     orthogonal: bool = False  # directions of rows orthogonal in blocks of d; else independent
     den_eps: float | None = None  # smallest denominator of trig, as part of the sum of the keys' weights; no
     # unit; None: (2 features) ** -0.5, the standard error of one weight
-    redraw_every: int | None = 1  # training steps with one set of rows; None: the first one stays
+    redraw_every: int | None = 1  # training steps with one set of rows, by lintra.train or
+    # `attention.redraw`; None: the first one stays
     seed: int = 0  # of the first set
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum

@@ -42,7 +42,7 @@ class Surroundings(NamedTuple):
     activation: str
     norm: str
     rms: bool
-    rotary: float | None
+    rope_base: float | None
     dim: int
 
     @classmethod
@@ -53,7 +53,7 @@ class Surroundings(NamedTuple):
             activation="gelu" if mlp is None else mlp.activation,
             norm="pre" if block.pre else "post",
             rms=isinstance(block.attn_norm, nn.RMSNorm),
-            rotary=block.attn.rotary,
+            rope_base=block.attn.rope_base,
             dim=block.attn.dim,
         )
 
@@ -142,7 +142,7 @@ def _of_attention(layer: Any) -> dict[str, Any]:
 
 def foreign_attention(layer: Any) -> str | None:
     """Return what the runtime does not know about a layer and its mechanism."""
-    attention, rotary = layer.attention, layer.rotary
+    attention, rope_base = layer.attention, layer.rope_base
     if type(attention) not in ATTENTIONS:
         names = "linear, retention, rfa, gated, delta, kda, ssd and softmax"
         return f"the runtime knows the attentions {names}, got {attention.name}"
@@ -150,7 +150,7 @@ def foreign_attention(layer: Any) -> str | None:
     if type(attention) is LinearAttention and type(config.feature_map) not in _FEATURE_MAPS:
         known = ", ".join(_FEATURE_MAPS.values())
         return f"of linear attention the runtime knows {known}, got {config.feature_map}"
-    if type(attention) is LinearAttention and rotary is not None and config.rotary == "inputs":
+    if type(attention) is LinearAttention and rope_base is not None and config.rotary == "inputs":
         return f"the runtime turns the features of linear, got rotary={config.rotary!r}"
     if type(attention) is Retention and config.centre_heads:
         return "the runtime divides heads by their root mean square, got centre_heads=True"

@@ -225,8 +225,8 @@ def _write_positions(model: Any, out: Sections) -> None:
     heads = model.blocks[0].attn
     if isinstance(model.position, Sinusoidal):
         out.add(_frequencies(model.position.width, 10_000.0))
-    elif heads.rotary is not None:
-        out.add(_frequencies(heads.dim, heads.rotary))
+    elif heads.rope_base is not None:
+        out.add(_frequencies(heads.dim, heads.rope_base))
 
 
 def _frequencies(width: int, base: float) -> bytes:

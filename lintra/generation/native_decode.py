@@ -98,7 +98,7 @@ def _foreign(module: nn.Module) -> str | None:
             return f"a fused step is native, got impl={attention.config.impl!r}"
         if module.additions is not None:
             return f"a fused step knows no {module.additions}"
-        if module.rotary is not None:
+        if module.rope_base is not None:
             return "a fused step does not support rotary positions"
     if type(module) not in _KNOWN:
         return f"a fused step does not know {name}"

@@ -192,7 +192,7 @@ def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) ->
         heads=config.heads,
         kv_heads=config.kv_heads,
         causal=causal,
-        rotary=config.rope_base if config.position == "rotary" else None,
+        rope_base=config.rope_base if config.position == "rotary" else None,
         conv=config.conv,
         qk_norm=config.qk_norm,
         output_gate=config.output_gate,

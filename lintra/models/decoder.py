@@ -181,8 +181,8 @@ class Decoder(TransformerBase):
         mask: Bool[Tensor, "b t"] | None = None,
     ) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of
-        them, in each sequence. mask: True for real targets, which needs to be given where padding is not
-        behind them all; the symbols at padding have no meaning."""
+        them, in each sequence. mask: True for real targets, needed only if padding comes
+        before or between them; the symbols at padding have no meaning."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
         checks.shape("targets", targets, "b t", {})

@@ -36,7 +36,7 @@ HeadActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 class Config(EncoderIOConfig, TransformerConfig):
     """An encoder of any mechanism, or of several."""
 
-    causal: bool | None = None  # None: bidirectional where all mechanisms can be
+    causal: bool | None = None  # None: bidirectional where all mechanisms with their options can be
     alternating: bool = False  # causal layers, of which every second of each mechanism reads from the end
     token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
     embedding_norm: bool = False  # a norm before the first block

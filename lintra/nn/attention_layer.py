@@ -12,7 +12,7 @@ from torch.nn import functional
 from lintra.attention import AttentionConfig, State, map_state
 from lintra.config import fields
 from lintra.config.fields import spelled
-from lintra.legacy import accept_old_tensors, renamed_attributes
+from lintra.legacy import accept_old_tensors, renamed_arguments, renamed_attributes
 from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, hooked, reference_param
@@ -44,8 +44,14 @@ def enter(x: Tensor, width: int, mask: Tensor | None, cu_seqlens: CuSeqlens | No
     return Layout.of("x", x, mask, cu_seqlens)
 
 
+@renamed_arguments(rotary="rope_base")
 @renamed_attributes(
-    inward="qkv_proj", outward="out_proj", reads="extra_proj", remember="encode_memory", read="cross_attend"
+    inward="qkv_proj",
+    outward="out_proj",
+    reads="extra_proj",
+    remember="encode_memory",
+    read="cross_attend",
+    rotary="rope_base",
 )
 class AttentionLayer(nn.Module):
     """Multi-head attention by any mechanism, x [b t c] -> [b t c], for use inside any network.
@@ -72,7 +78,7 @@ class AttentionLayer(nn.Module):
         heads: int,  # query heads
         kv_heads: int | None = None,  # heads of keys and values, a divisor of heads; None: as many
         causal: bool = True,  # a token reads itself and those before it; False: all
-        rotary: float | None = None,  # the base of rotary positions, 10,000 in most papers; None: no rotation
+        rope_base: float | None = None,  # of rotary positions, 10,000 in most papers; None: no rotation
         bias: bool = True,  # of the projections
         conv: int | None = None,  # tokens of a causal convolution of q, k and v, then SiLU; None: without
         qk_norm: QKNorm | None = None,  # "l2": queries and keys of unit length
@@ -90,24 +96,26 @@ class AttentionLayer(nn.Module):
             raise ValueError(f"head_dim must be at least 1, got {head_dim}")
         self.width, self.heads, self.kv_heads = width, heads, heads if kv_heads is None else kv_heads
         self.dim = width // heads if head_dim is None else head_dim
-        if rotary is not None and (not 1 < rotary < math.inf or self.dim % 2):
+        if rope_base is not None and (not 1 < rope_base < math.inf or self.dim % 2):
             raise ValueError(
-                f"rotary needs a base above 1 and an even head size, got {rotary} and {self.dim}"
+                f"rope_base must be above 1 and needs an even head size, got {rope_base} and {self.dim}"
             )
         if conv is not None and (conv < 1 or not causal):
             raise ValueError(f"conv must be at least 1 token and needs causal=True, got {conv} and {causal}")
         if qk_norm not in (None, "l2"):
             raise ValueError(f"qk_norm must be 'l2' or None, got {qk_norm!r}")
-        self.rotary, self.conv, self.qk_norm, self.output_gate = rotary, conv, qk_norm, output_gate
+        self.rope_base, self.conv, self.qk_norm, self.output_gate = rope_base, conv, qk_norm, output_gate
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
-        if rotary is not None and not self.attention.rope_dim:
-            raise ValueError(f"{spelled(attention)} {self.attention.no_rope_reason}, got rotary={rotary}")
-        if rotary is not None and self.attention.rope_dim % 2:
+        if rope_base is not None and not self.attention.rope_dim:
             raise ValueError(
-                f"rotary needs an even number of features, got {self.attention.rope_dim} in "
+                f"{spelled(attention)} {self.attention.no_rope_reason}, got rope_base={rope_base}"
+            )
+        if rope_base is not None and self.attention.rope_dim % 2:
+            raise ValueError(
+                f"rope_base needs an even number of features, got {self.attention.rope_dim} in "
                 f"{spelled(attention)}"
             )
-        if rotary is not None and self.attention.rope_warning:
+        if rope_base is not None and self.attention.rope_warning:
             warnings.warn(f"{spelled(attention)} {self.attention.rope_warning}", stacklevel=2)
         # One product gives q, k, v; the mechanism reads them as strided views of it.
         keys = 0 if self.attention.shared_key else self.kv_heads * self.dim
@@ -257,8 +265,9 @@ class AttentionLayer(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> State:
-        """Return the memory of another sequence for cross-attention to read. Raises ValueError with rotary:
-        two sequences share no positions."""
+        """Return the memory of another sequence for cross-attention to read.
+
+        Raises ValueError with rope_base: two sequences share no positions."""
         self._check_cross()
         if layout is None:
             layout = enter(x, self.width, mask, None)
@@ -293,9 +302,9 @@ class AttentionLayer(nn.Module):
         return self._out(x, attend(self._normed(q), memory, layout=layout))
 
     def _check_cross(self) -> None:
-        if self.rotary is not None:
+        if self.rope_base is not None:
             raise ValueError(
-                f"cross-attention takes no rotary positions: rotary must be None, got {self.rotary}"
+                f"cross-attention takes no rotary positions: rope_base must be None, got {self.rope_base}"
             )
 
     def _qkv(
@@ -363,7 +372,7 @@ class AttentionLayer(nn.Module):
         return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
     def _rope(self, layout: Layout) -> RotaryEmbedding | None:
-        return None if self.rotary is None else layout.rope(self.rotary)
+        return None if self.rope_base is None else layout.rope(self.rope_base)
 
 
 def check_layer_state(state: AttentionLayerState, n: int) -> None:

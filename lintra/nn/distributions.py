@@ -28,7 +28,7 @@ class Distribution:
         raise NotImplementedError
 
     def quantile(self, params: Float[Tensor, "*b p"], level: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-        """The first symbol up to and including which there is more probability than `level`, in [0, 1).
+        """Return the smallest symbol whose cumulative probability exceeds `level`, in [0, 1).
 
         Raises ValueError, on a CPU, for params that are no numbers.
         """

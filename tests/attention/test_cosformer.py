@@ -198,8 +198,8 @@ def test_what_is_not_there_is_refused():
     q, k, v = drawn()
     with pytest.raises(ValueError, match="'cosformer' has positions of its own and takes no rotation"):
         built()(q, k, v, rope=Case("linear", linear.Config(), True, rotary=True).rope(0, 19))
-    with pytest.raises(ValueError, match=r"positions of its own, got rotary=100\.0"):
-        AttentionLayer(12, cosformer.Config(), heads=2, rotary=100.0)
+    with pytest.raises(ValueError, match=r"positions of its own, got rope_base=100\.0"):
+        AttentionLayer(12, cosformer.Config(), heads=2, rope_base=100.0)
     with pytest.raises(TypeError, match="state must be a CosformerState, got NoneType"):
         built().extend(q, k, v, None)
     state = built().start(2)

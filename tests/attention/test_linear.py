@@ -242,9 +242,9 @@ def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
     """Features of one token may share no entry with those of another, but rotated ones do: 1 / eps."""
     config = linear.Config(feature_map=feature_map)
     with pytest.raises(
-        ValueError, match=r'may be 0 where .* rotary="inputs" turns .*"unbounded" .* got rotary=100'
+        ValueError, match=r'may be 0 where .* rotary="inputs" turns .*"unbounded" .* got rope_base=100'
     ):
-        AttentionLayer(16, config, heads=2, rotary=100.0)
+        AttentionLayer(16, config, heads=2, rope_base=100.0)
     attention = config.build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 1, 2, 4)
     state, rope = attention.start(1), RotaryEmbedding(torch.zeros(1, 1, dtype=torch.int64), 100.0)
@@ -258,7 +258,7 @@ def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
     ):
         with pytest.raises(ValueError, match=r"may be 0 where .* and takes no rotation"):
             call()
-    AttentionLayer(16, replace(config, normalize=False), heads=2, rotary=100.0)  # divides by nothing
+    AttentionLayer(16, replace(config, normalize=False), heads=2, rope_base=100.0)  # divides by nothing
 
 
 @pytest.mark.parametrize("feature_map", [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(), linear.T2R()])

@@ -391,8 +391,8 @@ def test_cross_attention_has_no_window():
 
 
 def test_without_a_window_there_is_nothing_to_turn():
-    with pytest.raises(ValueError, match="rotary"):
-        AttentionLayer(8, longshort.Config(window=0), heads=2, causal=False, rotary=100.0)
+    with pytest.raises(ValueError, match="rope_base"):
+        AttentionLayer(8, longshort.Config(window=0), heads=2, causal=False, rope_base=100.0)
     with pytest.raises(ValueError, match="rotation"):
         build(False, window=0)(*draw(), rope=RotaryEmbedding(torch.arange(TIME).repeat(BATCH, 1), 100.0))
 

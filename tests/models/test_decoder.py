@@ -53,7 +53,7 @@ KINDS += [{"head_dim": 16, "kv_heads": 2, "attention": retention.Config()}]
 def test_the_base_of_rotary_positions_is_that_of_every_layer():
     """The slowest of four pairs of features turns by base ** -0.75 a token."""
     model = build(position="rotary", rope_base=500.0, heads=2, width=16, attention=softmax.Config(scale=1.0))
-    assert [block.attn.rotary for block in model.blocks] == [500.0] * len(model.blocks)
+    assert [block.attn.rope_base for block in model.blocks] == [500.0] * len(model.blocks)
     k = torch.eye(8, dtype=torch.float64)[3].expand(1, 9, 1, 8)
     turned = model.blocks[0].attn._rope(Layout(1, 9, k.device))(k)
     angle = torch.arange(9) * 500.0**-0.75
@@ -255,7 +255,7 @@ def test_the_papers_model_has_the_papers_size():
         ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
-        ({"head_dim": 5, "position": "rotary"}, "rotary needs .* an even head size, got 10000.0 and 5"),
+        ({"head_dim": 5, "position": "rotary"}, "rope_base .* needs an even head size, got 10000.0 and 5"),
         ({"kv_heads": 3}, "heads must be a multiple of kv_heads, got 4 and 3"),
         ({"position": "learned"}, "max_length goes with position='learned', got None"),
         ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),

@@ -186,7 +186,7 @@ def test_refuses(changes, message):
 
 def test_refuses_to_turn_what_it_reads():
     mix = AttentionLayer(16, linear.Config(), heads=2)
-    read = AttentionLayer(16, linear.Config(), heads=2, causal=False, rotary=100.0)
+    read = AttentionLayer(16, linear.Config(), heads=2, causal=False, rope_base=100.0)
     block = CrossBlock(mix, read, MLP(16), width=16)
     with pytest.raises(ValueError, match="cross-attention takes no rotary positions"):
         block.encode_memory(torch.randn(1, 3, 16))

@@ -27,7 +27,7 @@ each = pytest.mark.parametrize("config", MECHANISMS, ids=lambda config: type(con
 
 def build(config=MECHANISMS[0], **options):
     torch.manual_seed(0)
-    shape = {"heads": 4, "kv_heads": 2, "causal": True, "rotary": 100.0} | options
+    shape = {"heads": 4, "kv_heads": 2, "causal": True, "rope_base": 100.0} | options
     return AttentionLayer(24, config, **shape).double()
 
 
@@ -36,7 +36,7 @@ def written_out(layer, x):
     product = convolved(layer.qkv_proj(x), layer.conv_weight)
     q, k, v = (part.unflatten(2, (-1, layer.dim)) for part in product.split(layer.widths, -1))
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-    rope = Layout(*x.shape[:2], x.device).rope(layer.rotary)
+    rope = Layout(*x.shape[:2], x.device).rope(layer.rope_base)
     extra = {name: project(x) for name, project in layer.extra_proj.items()}
     y = layer.attention(q, k, v, rope=rope, **extra)
     y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.out_norm
@@ -97,7 +97,7 @@ def test_a_state_is_reordered_with_its_convolution():
 
 
 def test_cross_attention_has_the_norms():
-    layer, x = build(causal=False, rotary=None, qk_norm="l2", output_gate=True), draw()
+    layer, x = build(causal=False, rope_base=None, qk_norm="l2", output_gate=True), draw()
     assert_close(layer.cross_attend(x, layer.encode_memory(x)), layer(x), **EXACT)
 
 
@@ -112,7 +112,7 @@ def test_a_memory_of_other_sequences_is_refused(config):
 def test_a_memory_of_one_sequence_is_read_by_all(name):
     options = {"window": 0} if name == "longshort" else {}  # it has no cross form with a window
     config = attention.for_length(attention.load(name).Config, 8, **options)
-    layer = AttentionLayer(8, config, heads=2, causal=False, rotary=None).double()
+    layer = AttentionLayer(8, config, heads=2, causal=False, rope_base=None).double()
     memory = layer.encode_memory(torch.randn(1, 7, 8, dtype=torch.float64))
     x = torch.randn(4, 5, 8, dtype=torch.float64, requires_grad=True)
     alone = torch.cat([layer.cross_attend(row[None], memory) for row in x])
@@ -141,7 +141,7 @@ def test_a_network_has_them_and_keeps_them(tmp_path):
 
 def test_it_is_differentiated_twice():
     for config in (linear.Config(impl="torch"), softmax.Config()):
-        layer, x = build(config, conv=3, rotary=None), draw(t=4).requires_grad_()
+        layer, x = build(config, conv=3, rope_base=None), draw(t=4).requires_grad_()
         (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         (found,) = torch.autograd.grad(dx.square().sum(), x)
         assert found.isfinite().all()

@@ -56,9 +56,9 @@ class ForgettingConfig:
 def layers():
     for attention in (linear.Config(), softmax.Config(), softmax.Config(window=3), ForgettingConfig()):
         for rotary in (None, 100.0):
-            yield AttentionLayer(16, attention, heads=4, rotary=rotary)
+            yield AttentionLayer(16, attention, heads=4, rope_base=rotary)
             for norm, kind, feed in (("pre", "layer", "gelu"), ("post", "rms", "swiglu")):
-                heads = AttentionLayer(16, attention, heads=4, rotary=rotary, bias=False)
+                heads = AttentionLayer(16, attention, heads=4, rope_base=rotary, bias=False)
                 yield Block(heads, MLP(16, activation=feed), width=16, norm=norm, norm_kind=kind)
 
 
@@ -359,7 +359,7 @@ def test_logits_are_a_softmax():
             "multiple of the key-value heads, got h=4, g=3",
         ),
         (
-            lambda: AttentionLayer(12, linear.Config(), heads=4, rotary=100.0),
+            lambda: AttentionLayer(12, linear.Config(), heads=4, rope_base=100.0),
             "even head size, got 100.0 and 3",
         ),
         (lambda: MLP(8, activation="tanh"), "activation must be one of 'gelu', .*, got 'tanh'"),

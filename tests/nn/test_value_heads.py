@@ -21,7 +21,7 @@ PARTS = {"conv": 3, "qk_norm": "l2", "output_gate": True}
 
 def build(config, **options) -> AttentionLayer:
     torch.manual_seed(0)
-    return AttentionLayer(24, config, heads=4, kv_heads=2, rotary=100.0, **options).double()
+    return AttentionLayer(24, config, heads=4, kv_heads=2, rope_base=100.0, **options).double()
 
 
 @each

@@ -85,7 +85,8 @@ def linear_attention(
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
     eps = 0 the sums must not be so small that their inverse overflows.
-    `feature_map` ("elu+1", "relu", "exp") is applied to q and k inside; None means they are features already.
+    `feature_map` ("elu+1", "relu", "exp") is applied to q and k inside; None means they are features already,
+    which must not be negative where `normalize` divides by sums of their products.
     chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
     impl: "reference" (quadratic; with beta or a decay for every feature token by token), "torch" (chunked,
     every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; with beta or a decay for every
