@@ -23,8 +23,7 @@ from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
 from lintra.nn.context_cost import Choice, Machine, choose
-from lintra.nn.context_parallel import ContextParallel, Method
-from lintra.nn.position import Bounded
+from lintra.nn.context_parallel import ContextParallel, Method, check_reach
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.ranks import Ranks
@@ -50,7 +49,8 @@ def context_parallel(
     can; "auto" takes the one that is predicted to be faster, which `explain` shows.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
-    on all ranks for a model that is not the same on all of them.
+    on all ranks for a model that is not the same on all of them. `forward` then raises it, on all ranks, for
+    shards of different batches and more tokens than the model has positions.
     """
     if method not in ("auto", *get_args(Method)):
         raise ValueError(f"method must be 'auto', 'relay' or 'scan', got {method!r}")
@@ -254,17 +254,7 @@ def _check_shards(
     if len({len(each) for _, each in found}) > 1:
         rows = ", ".join(f"{len(each)} on rank {rank}" for rank, (_, each) in enumerate(found))
         raise ValueError(f"all ranks must have shards of the same sequences, got {rows}")
-    _check_reach(model, max((sum(row) for row in zip(*(each for _, each in found), strict=True)), default=0))
-
-
-def _check_reach(model: nn.Module, tokens: int) -> None:
-    """Raise ValueError where a sequence of so many tokens is too long for a part of the model."""
-    for module in model.modules():
-        longest = getattr(module.config, "max_length", None) if isinstance(module, Attention) else None
-        if isinstance(module, Bounded):
-            module.check(tokens)
-        elif longest is not None and tokens > longest:
-            raise ValueError(f"a sequence may have max_length={longest} tokens, got {tokens}")
+    check_reach(model, max((sum(row) for row in zip(*(each for _, each in found), strict=True)), default=0))
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:

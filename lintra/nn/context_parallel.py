@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lintra.attention import State
+from lintra.attention import Attention, State
+from lintra.nn.position import Bounded
 from lintra.nn.relay import Relay
 from lintra.ops.layout import Layout
 from lintra.ops.ranks import Ranks
@@ -67,8 +68,10 @@ class ContextParallel:
     def place(self, layout: Layout) -> Layout:
         """Return the layout of a rank's shard of sequences. Collective: all ranks must call it together.
 
-        Raises ValueError, on all ranks, unless they have shards of the same sequences."""
+        Raises ValueError, on all ranks, unless they have shards of the same sequences, and for more tokens
+        than the model has positions."""
         shard = SequenceShard.of(self.ranks, layout)
+        check_reach(self.model, shard.longest())
         self._placed_by_network = True
         sizes = layout.rows, max(span.time for span in shard.spans)
         if sizes != self._sizes:
@@ -103,3 +106,13 @@ class ContextParallel:
         if middle is not None:
             y.insert(0, forward(middle, slice(*ends)))
         return torch.cat([forward(first, slice(0, ends[0])), *y], 1)
+
+
+def check_reach(model: nn.Module, tokens: int) -> None:
+    """Raise ValueError where a sequence of so many tokens is too long for a part of the model."""
+    for module in model.modules():
+        longest = getattr(module.config, "max_length", None) if isinstance(module, Attention) else None
+        if isinstance(module, Bounded):
+            module.check(tokens)
+        elif longest is not None and tokens > longest:
+            raise ValueError(f"a sequence may have max_length={longest} tokens, got {tokens}")

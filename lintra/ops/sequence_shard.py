@@ -20,13 +20,16 @@ from lintra.ops.ranks import Ranks
 
 class Span(NamedTuple):
     """Contents of a rank's shard: places [t]; real tokens of its last sequence, of each row; whether the
-    first one began before it; whether its last one continues after it; whether they are the same."""
+    first one began before it; whether its last one continues after it; whether they are the same; of a
+    packed batch the tokens of its first and of its longest one."""
 
     time: int
     counts: list[int]
     begun: bool
     unfinished: bool
     single: bool
+    first: int = 0
+    longest: int = 0
 
 
 class SequenceShard:
@@ -55,11 +58,12 @@ class SequenceShard:
         """Return the shard that `layout` describes. All ranks must call this at the same time.
 
         Raises ValueError, on all of them, unless they have shards of the same sequences."""
-        last = layout.time
+        lengths = [layout.time]
         if layout.cu_seqlens is not None:
-            last = int(layout.cu_seqlens[-1] - layout.cu_seqlens[-2]) if layout.n else 0
+            lengths = layout.cu_seqlens.diff().tolist() or [0]
         flags = [layout.packed, layout.mask is not None, layout.begun, layout.unfinished, layout.n == 1]
-        header = torch.tensor([layout.rows, layout.time, last, *flags], device=layout.device)
+        sizes = [layout.rows, layout.time, lengths[-1]]
+        header = torch.tensor([*sizes, *flags, lengths[0], max(lengths)], device=layout.device)
         found = [x.tolist() for x in ranks.gather(header)]
         ranks.release_sent()
         if len({rows for rows, *_ in found}) > 1:
@@ -76,10 +80,26 @@ class SequenceShard:
             real = real if layout.mask is None else layout.mask.sum(1)
             counts = [x.tolist() for x in ranks.gather(real)]
         spans = []
-        for each, (_, time, _, packed, _, begun, unfinished, single) in zip(counts, found, strict=True):
-            ends = (bool(begun), bool(unfinished), bool(single)) if packed else (True, True, True)
-            spans.append(Span(time, each, *ends))
+        for each, (_, time, _, packed, _, begun, unfinished, single, *ends) in zip(
+            counts, found, strict=True
+        ):
+            if packed:
+                spans.append(Span(time, each, bool(begun), bool(unfinished), bool(single), *ends))
+            else:
+                spans.append(Span(time, each, True, True, True))
         return cls(ranks, spans)
+
+    def longest(self) -> int:
+        """Return the number of real tokens of the longest sequence, over all ranks."""
+        none = [0] * len(self.seen)
+        longest, before = 0, none
+        for span in self.spans:
+            first = span.counts if span.single else [span.first]
+            if span.begun:
+                first = [seen + new for seen, new in zip(before, first, strict=True)]
+            longest = max(longest, span.longest, *first)
+            before = none if not span.unfinished else first if span.single else span.counts
+        return longest
 
     def chain_of(self, rank: int) -> list[int]:
         """Return the ranks before `rank` on which its first sequence lies, nearest first."""

@@ -175,6 +175,11 @@ def test_where_packed_sequences_begin(two_ranks, cu_seqlens):
     compare(two_ranks, model, cu_seqlens=torch.tensor(cu_seqlens), b=1)
 
 
+def test_packed_sequences_together_may_have_more_tokens_than_there_are_positions(two_ranks):
+    model = build(cosformer.Config(max_length=21), position="learned", max_length=21)
+    compare(two_ranks, model, cu_seqlens=torch.tensor([0, 9, 30, TIME]), b=1)
+
+
 class Network(nn.Module):
     """A custom network."""
 
@@ -275,6 +280,15 @@ def packed_on_one_rank(mesh):
     model(draw(1, 9), cu_seqlens=bounds if mesh.get_local_rank() else None)
 
 
+def of_long_sequences(mesh, model, inputs, layout):
+    """At most one of the ranks has a token whose position is too late."""
+    model = context_parallel(model, mesh)
+    mask, bounds = layout.get("mask"), layout.get("cu_seqlens")
+    shards = {} if mask is None else {"mask": shard(mask, mesh)}
+    shards |= {} if bounds is None else {"cu_seqlens": shard_packed(bounds, mesh)}
+    model(shard(inputs, mesh), **shards)
+
+
 def of_other_methods(mesh):
     context_parallel(build(linear.Config()), mesh, method=("relay", "scan")[mesh.get_local_rank()])
 
@@ -309,6 +323,15 @@ class Bare(nn.Module):
         self.attention = linear.Config().build(heads=2, dim=4, causal=True)
 
 
+TOO_LONG = [  # a layout of 37 tokens, and how many its longest sequence has
+    ({}, 37),
+    ({"mask": torch.arange(TIME)[None] < 21}, 21),
+    ({"cu_seqlens": torch.tensor([0, TIME])}, 37),
+    ({"cu_seqlens": torch.tensor([0, 9, 30, TIME])}, 21),  # on both ranks
+    ({"cu_seqlens": torch.tensor([0, 1, 12, 20, 28, TIME])}, 11),  # between the ends of the first shard
+]
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
@@ -340,6 +363,19 @@ class Bare(nn.Module):
                 (Network(), torch.zeros(3, 8, 8).double()),
             )
             for method in ("relay", "scan")
+        ),
+        *(
+            (
+                of_long_sequences,
+                [build(linear.Config(), position="learned", max_length=tokens - 1), draw(1), layout],
+                f"learned positions of max_length={tokens - 1} reach .* tokens, got token {tokens}",
+            )
+            for layout, tokens in TOO_LONG
+        ),
+        (
+            of_long_sequences,
+            [build(cosformer.Config(max_length=20)), draw(2), {}],
+            "a sequence may have max_length=20 tokens, got 37",
         ),
         (packed_on_one_rank, [], r"packed sequences or none, got them on ranks \[1\] alone"),
     ],

@@ -69,7 +69,7 @@ def replicated(kind):
     return reduced
 
 
-HEADER = 8 * 8  # bytes
+HEADER = 10 * 8  # bytes
 
 
 def by_context(kind):
