@@ -68,8 +68,8 @@ class ContextParallel:
     def place(self, layout: Layout) -> Layout:
         """Return the layout of a rank's shard of sequences. Collective: all ranks must call it together.
 
-        Raises ValueError, on all ranks, unless they have shards of the same sequences, and for more tokens
-        than the model has positions."""
+        Raises ValueError, on all ranks, unless they have shards of the same sequences, packed ones with the
+        layout of `shard_packed`, and for more tokens than the model has positions."""
         shard = SequenceShard.of(self.ranks, layout)
         check_reach(self.model, shard.longest())
         self._placed_by_network = True

@@ -56,8 +56,10 @@ class Layout:
         self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen
         self.packed = cu_seqlens is not None
         self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
-        # Of a shard of a packed batch: its first sequence began before it, its last continues after it.
-        self.begun, self.unfinished = False, False
+        # Of a shard of a packed batch: its first sequence began before it, its last continues after it. None:
+        # these places are no such shard.
+        self.begun: bool | None = None
+        self.unfinished: bool | None = None
         # These places are a rank's shard of sequences; `after` drops it.
         self.shard: SequenceShard | None = None
         self._made: dict[Any, Any] = {}  # results that depend on `seen`

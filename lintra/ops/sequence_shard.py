@@ -57,11 +57,13 @@ class SequenceShard:
     def of(cls, ranks: Ranks, layout: Layout) -> "SequenceShard":
         """Return the shard that `layout` describes. All ranks must call this at the same time.
 
-        Raises ValueError, on all of them, unless they have shards of the same sequences."""
+        Raises ValueError, on all of them, unless they have shards of the same sequences, and for packed ones
+        of which it is not known whether other ranks have a part."""
         lengths = [layout.time]
         if layout.cu_seqlens is not None:
             lengths = layout.cu_seqlens.diff().tolist() or [0]
-        flags = [layout.packed, layout.mask is not None, layout.begun, layout.unfinished, layout.n == 1]
+        ends = [bool(layout.begun), bool(layout.unfinished), layout.n == 1]
+        flags = [layout.packed, layout.mask is not None, *ends, layout.packed and layout.begun is None]
         sizes = [layout.rows, layout.time, lengths[-1]]
         header = torch.tensor([*sizes, *flags, lengths[0], max(lengths)], device=layout.device)
         found = [x.tolist() for x in ranks.gather(header)]
@@ -74,17 +76,22 @@ class SequenceShard:
         if len({bool(x[3]) for x in found}) > 1:
             some = [i for i, x in enumerate(found) if x[3]]
             raise ValueError(f"all ranks must have packed sequences or none, got them on ranks {some} alone")
+        if some := [i for i, x in enumerate(found) if x[8]]:
+            raise ValueError(
+                "packed sequences over several ranks need cu_seqlens=shard_packed(cu_seqlens, mesh), made "
+                f"from the bounds in the whole batch; ranks {some} have other bounds"
+            )
         counts = [[x[2]] * layout.rows for x in found]
         if any(x[4] for x in found):
             real = header.new_full((layout.rows,), layout.time)
             real = real if layout.mask is None else layout.mask.sum(1)
             counts = [x.tolist() for x in ranks.gather(real)]
         spans = []
-        for each, (_, time, _, packed, _, begun, unfinished, single, *ends) in zip(
+        for each, (_, time, _, packed, _, begun, unfinished, single, _, *longest) in zip(
             counts, found, strict=True
         ):
             if packed:
-                spans.append(Span(time, each, bool(begun), bool(unfinished), bool(single), *ends))
+                spans.append(Span(time, each, bool(begun), bool(unfinished), bool(single), *longest))
             else:
                 spans.append(Span(time, each, True, True, True))
         return cls(ranks, spans)

@@ -280,6 +280,14 @@ def packed_on_one_rank(mesh):
     model(draw(1, 9), cu_seqlens=bounds if mesh.get_local_rank() else None)
 
 
+def packed_with_bounds_of_ones_own(mesh, cut):
+    """Rank 1 has the bounds of its shard as a tensor; rank 0 those of `shard_packed`, or a tensor too."""
+    model = context_parallel(build(linear.Config()), mesh)
+    bounds = torch.tensor([0, 4, 5])
+    layout = shard_packed(torch.tensor([0, 4, 10]), mesh) if cut and not mesh.get_local_rank() else bounds
+    model(draw(1, 5), cu_seqlens=layout)
+
+
 def of_long_sequences(mesh, model, inputs, layout):
     """At most one of the ranks has a token whose position is too late."""
     model = context_parallel(model, mesh)
@@ -376,6 +384,14 @@ TOO_LONG = [  # a layout of 37 tokens, and how many its longest sequence has
             of_long_sequences,
             [build(cosformer.Config(max_length=20)), draw(2), {}],
             "a sequence may have max_length=20 tokens, got 37",
+        ),
+        *(
+            (
+                packed_with_bounds_of_ones_own,
+                [cut],
+                rf"need cu_seqlens=shard_packed\(cu_seqlens, mesh\), .* ranks \[{'' if cut else '0, '}1\]",
+            )
+            for cut in (False, True)
         ),
         (packed_on_one_rank, [], r"packed sequences or none, got them on ranks \[1\] alone"),
     ],

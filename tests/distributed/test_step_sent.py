@@ -69,7 +69,7 @@ def replicated(kind):
     return reduced
 
 
-HEADER = 10 * 8  # bytes
+HEADER = 11 * 8  # bytes
 
 
 def by_context(kind):
