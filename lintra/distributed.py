@@ -114,7 +114,7 @@ def extend(
     rank 0; a rank must have y or the next state in its loss for the others to go on, and PyTorch refuses to
     change either in place before the backward.
     Every rank must call this. Raises ValueError on all of them for a state, a shard or a mask that does not
-    fit on one, shards of different batches, and more tokens than the model has positions.
+    fit on one, packed sequences, shards of different batches, and more tokens than the model has positions.
     """
     found = (getattr(x, "context_parallel", None) for x in model.modules())
     context = next((x for x in found if x is not None), None)
@@ -235,6 +235,8 @@ def _check_shards(
     Each rank tries a shard without tokens alone, which fails for anything that does not fit."""
     counts, problem, cause = [], None, None
     try:
+        if extra.get("cu_seqlens") is not None:
+            raise ValueError("packed sequences cannot be extended over ranks")
         layout = Layout.of("x", x, mask)
         none = None if mask is None else mask[:, :0]
         with torch.no_grad():

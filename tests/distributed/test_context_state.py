@@ -254,6 +254,17 @@ def refused_on_rank(model, pieces, states, masks):
     return said, extend(model, draw(2, 3))[1].seen.tolist()
 
 
+def packed_on_rank(cu_seqlens):
+    model = build(linear.Config())
+    context_parallel(model, init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"rank 0 .*: packed sequences cannot be extended over ranks"):
+        extend(model, draw(1, 6), cu_seqlens=cu_seqlens)
+
+
+def test_packed_sequences_are_refused(two_ranks):
+    two_ranks.call(packed_on_rank, torch.tensor([0, 4, 6]))
+
+
 def bad(model=None, pieces=None, states=None, masks=(None, None)):
     model = build(HYBRID) if model is None else model
     return model, pieces or [draw(2, 6)] * 2, states or [None] * 2, masks
