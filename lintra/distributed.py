@@ -2,6 +2,7 @@
 
 mesh = init_device_mesh("cpu", (2,))                      under torchrun
 context_parallel(model, mesh)
+torch.manual_seed(1 + mesh.get_rank())                    for dropout: other masks on each rank
 tokens, targets = shard(model.shift(text), mesh), shard(text, mesh)
 loss = cross_entropy(model(tokens).mT, targets, reduction="sum") / text.numel()
 loss.backward()
@@ -47,6 +48,8 @@ def context_parallel(
     method: "relay" passes states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
     "scan" has all ranks exchange the effects of their shards (`lintra.ops.sequence_shard`), where a mechanism
     can; "auto" takes the one that is predicted to be faster, which `explain` shows.
+    For dropout, give each rank a seed of its own afterwards, or all shards have the same masks. The generator
+    for `lintra.attention.redraw` must be the same on all ranks.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
     on all ranks for a model that is not the same on all of them. `forward` then raises it, on all ranks, for
