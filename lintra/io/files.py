@@ -49,22 +49,23 @@ def read_json(file: Path) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: Path | None = None) -> Iterator[None]:
+def locked(path: Path, what: Path | None = None, *, wait: bool = False) -> Iterator[None]:
     """Lock a file or folder for one process at a time. Raises Error if another holds it, which says that
-    `what`, or the folder itself, is being trained. (No lock on Windows.)"""
+    `what`, or the folder itself, is being trained. (No lock on Windows.)
+    wait: wait for the other instead, and make `path`, a file of its own, if there is none."""
     if os.name == "nt":
         yield
         return
     import fcntl
 
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT if wait else os.O_RDONLY)  # NFS locks what it may write
     except OSError as error:
         raise Error(f"{path} cannot be locked: {error.strerror}") from error
     _held.add(handle)
     try:
         try:  # the lock ends with the process, however that ends
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Error(f"{what or path} is being trained by another process") from error
         except OSError as error:  # a file system without locks
@@ -75,6 +76,24 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
             _held.remove(handle)
             fcntl.flock(handle, fcntl.LOCK_UN)  # a process that is being forked has the handle too
             os.close(handle)
+
+
+@contextlib.contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Let one process at a time make what is to be at `path`, where files can be locked: within the context,
+    look whether another has made it."""
+    lock = path.with_name(f".{path.name}.lock")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, Error):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, wait=True))
+            stack.callback(_remove, lock)
+        yield
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
 
 
 _held: set[int] = set()  # handles of locks

@@ -11,7 +11,14 @@ import numpy as np
 
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
-from lintra.io.files import expanded, refuse_irregular, remove_abandoned, write_atomically, write_lines
+from lintra.io.files import (
+    expanded,
+    in_turn,
+    refuse_irregular,
+    remove_abandoned,
+    write_atomically,
+    write_lines,
+)
 from lintra.speech.cache import Parts, Write, holds_other_tensors, origin_of, reopen, write
 from lintra.speech.manifest import Utterance
 from lintra.speech.utterance_features import arrays
@@ -126,8 +133,11 @@ def prepare(
             raise SpeechError(f"{path} holds other tensors than a cache of features: name another file")
         remove_abandoned(path)
         compute = partial(_compute, utterances, config, speeds, report)
-        write_atomically(path, lambda place: write(place, origin, config.bins, compute))
-        found = reopen(*wanted)
+        with in_turn(path):  # all processes of a training begin here at once
+            found = reopen(*wanted)
+            if found is None:
+                write_atomically(path, lambda place: write(place, origin, config.bins, compute))
+                found = reopen(*wanted)
     if found is None:
         raise SpeechError(f"{path} is not what was written: something else changes it")
     return _corpus(*found, utterances, speeds)

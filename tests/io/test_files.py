@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -64,6 +65,40 @@ with locked(Path({str(tmp_path)!r})):
         os.write(go, b"x")
         for end in (go, come, forked):
             os.close(end)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_who_waits_for_its_turn_finds_what_the_other_has_made(tmp_path):
+    path, found = tmp_path / "new" / "cache", []
+
+    def look():
+        with files.in_turn(path):
+            found.append(path.exists())
+
+    with files.in_turn(path):
+        other = threading.Thread(target=look)
+        other.start()
+        assert sorted(os.listdir(path.parent)) == [".cache.lock"]
+        path.touch()
+    other.join()
+    assert found == [True]
+    assert os.listdir(path.parent) == ["cache"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_nobody_waits_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    import fcntl
+
+    (tmp_path / "file").touch()
+    with files.in_turn(tmp_path / "file" / "cache"):
+        pass
+
+    def without_locks(handle, how):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with files.in_turn(tmp_path / "cache"):
+        pass
 
 
 def test_what_killed_programs_left_is_removed_after_a_day(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import threading
 import time
 import tracemalloc
 
@@ -313,6 +314,29 @@ def test_a_cache_that_is_interrupted_leaves_what_was_there(utterances, tmp_path,
         prepare(utterances[:3], CONFIG, cache=path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_what_another_process_computes_meanwhile_is_not_computed_again(utterances, tmp_path, monkeypatch):
+    """As where the ranks of a training begin together."""
+    path, looked, found = tmp_path / "train.safetensors", threading.Event(), []
+    prepare(utterances, CONFIG, cache=tmp_path / "made.safetensors")
+    reopen = corpus.reopen
+
+    def reopened(*arguments):
+        result = reopen(*arguments)
+        looked.set()
+        return result
+
+    monkeypatch.setattr(corpus, "reopen", reopened)
+    monkeypatch.setattr(corpus, "arrays", None)  # nothing may be computed from now on
+    with files.in_turn(path):
+        other = threading.Thread(target=lambda: found.append(prepare(utterances, CONFIG, cache=path)))
+        other.start()
+        assert looked.wait(60)
+        (tmp_path / "made.safetensors").rename(path)
+    other.join()
+    assert len(found) == 1
 
 
 def test_what_killed_preparations_left_is_removed(utterances, tmp_path):

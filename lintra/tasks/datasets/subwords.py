@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.io.files import Error, remove_abandoned, write_atomically
+from lintra.io.files import Error, in_turn, remove_abandoned, write_atomically
 from lintra.tasks.base import Watch, unwatched
 from lintra.tasks.datasets.data_files import cache_dir
 from lintra.tokenizer import Tokenizer, pieces
@@ -20,14 +20,17 @@ def encoded(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch = unwat
     """Return the tokens of a text in UTF-8; of a large one, from a file of them if there is one, mapped into
     memory."""
     file = _kept(text, tokenizer) if len(text) >= KEPT_FROM else None
-    if file is not None and (found := _mapped(file, tokenizer)) is not None:
-        return found
-    tokens = _encode(text, tokenizer, watch)
     if file is None:
-        return tokens
+        return _encode(text, tokenizer, watch)
+    if (found := _mapped(file, tokenizer)) is not None:
+        return found
     remove_abandoned(file, of="*.npy")  # each text has its own file, and may never be used again
-    with contextlib.suppress(Error):  # a full disk, a home that may not be written: the time is spent again
-        write_atomically(file, lambda place: np.save(place, tokens))
+    with in_turn(file):  # all processes of a training begin here at once
+        if (found := _mapped(file, tokenizer)) is not None:
+            return found
+        tokens = _encode(text, tokenizer, watch)
+        with contextlib.suppress(Error):  # a full disk, a read-only home: the time is spent again
+            write_atomically(file, lambda place: np.save(place, tokens))
     return tokens
 
 
