@@ -169,7 +169,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: Model, batch: Batch) -> Tensor:
-        """The mean of -log p over the batch's predictions, in nats; a scalar with a gradient."""
+        """The mean of -log p over the batch's predictions, 0 of none, in nats; a scalar with a gradient."""
 
     @abstractmethod
     def weight(self, batch: Batch) -> Tensor:
@@ -181,10 +181,10 @@ class Task(ABC):
         nats and the like, and their number as "weight"; all [b]."""
 
     def score(self, model: Model, batch: Batch) -> dict[str, Tensor]:
-        """Means over the batch's predictions, without gradients, and their number as "weight"."""
+        """Means over the batch's predictions, 0 of none, without gradients, and their number as "weight"."""
         sums = {name: x.sum() for name, x in self.per_sample(model, batch).items()}
         weight = sums.pop("weight")
-        return {**{name: x / weight for name, x in sums.items()}, "weight": weight}
+        return {**{name: x / weight.clamp(min=1) for name, x in sums.items()}, "weight": weight}
 
 
 class NextToken(Task):
@@ -279,5 +279,5 @@ def sums(values: Tensor, batch: Batch) -> Tensor:
 
 
 def mean(values: Tensor, batch: Batch) -> Tensor:
-    """The mean of `values` [b t] over the tokens that count."""
-    return sums(values, batch).sum() / numbers(values, batch).sum()
+    """The mean of `values` [b t] over the tokens that count, 0 of none: a part of a batch may have none."""
+    return sums(values, batch).sum() / numbers(values, batch).sum().clamp(min=1)

@@ -152,7 +152,10 @@ class Learner(pl.LightningModule):
         """The loss that a part adds to its batch's, where all parts have a weight of `total`."""
         loss = self.task.loss(self.model, batch)
         alone = self.trainer.world_size * self.config.accumulate == 1
-        return loss if alone else loss * (weight / total).to(loss.dtype)
+        if alone:
+            return loss
+        share = weight / total.clamp(min=1 / self.trainer.world_size)  # of a batch without predictions 0
+        return loss * share.to(loss.dtype)
 
     def _backward(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
         """The loss of a part, whose gradients are added to those of the parts before. Where each process has

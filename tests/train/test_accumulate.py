@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lintra import train
+from lintra.attention import linear
 from lintra.nn import Block
 from lintra.tasks import copy
 from tests.train.conftest import assert_same_weights, weights
@@ -19,6 +20,37 @@ def test_a_batch_in_parts(new_run, accumulate):
     train.fit(whole)
     train.fit(parts)
     torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("counting", [1, 0], ids=["in some parts", "in none"])
+def test_parts_without_a_token_that_counts(new_run, monkeypatch, counting):
+    """Each part is one sample; in every second one, or in all, no token counts.
+
+    To the order of sums in float32, where the weights have moved by 1e-1."""
+    getitems = copy.CopySamples.__getitems__
+
+    def some_count(samples, indices):
+        batch = getitems(samples, indices)
+        batch["counted"] &= (torch.arange(len(indices)) % 2 < counting)[:, None]
+        return batch
+
+    monkeypatch.setattr(copy.CopySamples, "__getitems__", some_count)
+    settings = {"task": copy.Config(length=12), "dropout": 0.0, "steps": 20, "lr": 0.1}
+    whole, parts = (new_run(str(x), **settings, accumulate=x) for x in (1, 8))
+    losses = []
+    for run in (whole, parts):
+        train.fit(run)
+        losses.append(train.curves(run.folder)["train_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=1e-4)
+
+
+def test_the_score_of_no_predictions_is_0():
+    task = copy.Config(length=12).build()
+    batch = task.train.__getitems__([0, 1])
+    batch["counted"][:] = False
+    score = task.score(task.model(linear.Config()).build(), batch)
+    assert score == {"loss": 0, "accuracy": 0, "weight": 0}
 
 
 def test_parts_are_resumed_exactly(new_run):
