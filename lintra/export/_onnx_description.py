@@ -1,7 +1,7 @@
 """Description of exported graphs for the program that runs them, as a JSON beside them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from lintra.checkpoint import to_json
 from lintra.export._onnx_graph import Axes, Graph
 from lintra.models import CTC, Decoder, Encoder
 from lintra.nn.distributions import Logits
+from lintra.nn.position import Bounded
 
 FORMAT = 1  # of the names and of what stands in the metadata
 _TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
@@ -29,9 +30,10 @@ def describe(
             about["inputs"][-1] |= {"start": graph.starts[name], "next": name.replace("state", "next", 1)}
     about["outputs"] = [_tensor(name, x, graph.outputs[name]) for name, x in graph.example().items()]
     if isinstance(model, Decoder):
-        about |= _of_decoder(model, graph)
+        about |= _of_decoder(model)
     else:
         about |= _of_ctc(model) if isinstance(model, CTC) else _of_encoder(model)
+    about["feed"] += _lengths(model, graph, files)
     return about | {"config": to_json(model.config)}
 
 
@@ -40,7 +42,22 @@ def _tensor(name: str, x: Tensor, axes: Axes) -> dict[str, Any]:
     return {"name": name, "type": _TYPES[x.dtype], "shape": shape}
 
 
-def _of_decoder(model: Decoder, graph: Graph) -> dict[str, Any]:
+def _lengths(model: Decoder | Encoder | CTC, graph: Graph, files: Mapping[str, str]) -> list[str]:
+    """Say how many tokens each of several forms takes, and how many all together, where mechanisms or
+    positions end."""
+    network = cast("Encoder", model.encoder) if isinstance(model, CTC) else model
+    limits = [] if graph.longest is None else [graph.longest]
+    if isinstance(network.position, Bounded):
+        limits.append(network.position.reach * (model.config.subsample if isinstance(model, CTC) else 1))
+    lines = ["time: 1 in the step form, any number in the parallel form"] if len(files) > 1 else []
+    if limits:
+        seen = ", with those that a state has seen" if isinstance(model, Decoder) else ""
+        unit = "frames" if isinstance(model, CTC) else "tokens"
+        lines.append(f"time: {min(limits)} {unit} at most{seen}")
+    return lines
+
+
+def _of_decoder(model: Decoder) -> dict[str, Any]:
     config, symbols = model.config, model.config.vocabulary
     tokens = f"tokens: symbols 0 .. {symbols - 1}"
     if model.start_token is not None:
@@ -51,8 +68,6 @@ def _of_decoder(model: Decoder, graph: Graph) -> dict[str, Any]:
     feed = [tokens, params]
     feed.append("state: every input with a start is full of it before any token, axis past being 1")
     feed.append("state: at the next call each input is the output that its next names")
-    if graph.longest is not None:
-        feed.append(f"time: {graph.longest} tokens at most, with those that a state has seen")
     return {
         "vocabulary": symbols,
         "start_symbol": model.start_token,

@@ -1,5 +1,6 @@
 """The JSON beside exported graphs is enough to run them."""
 
+import dataclasses
 import json
 import runpy
 import sys
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lintra.attention import linear, performer, softmax
+from lintra.attention import cosformer, linear, performer, softmax
 from lintra.checkpoint import Error, from_json
 from lintra.export import onnx as export
 from lintra.models import decoder
@@ -64,6 +65,7 @@ def test_an_encoder_is_described(tmp_path):
     assert [x["name"] for x in about["inputs"]] == ["tokens", "mask"]
     assert about["outputs"] == [{"name": "predictions", "type": "float32", "shape": ["batch", 3]}]
     assert "start_symbol" not in about
+    assert not any("time:" in line for line in about["feed"])
 
 
 @pytest.mark.slow
@@ -112,11 +114,30 @@ def test_the_example_draws(tmp_path, monkeypatch, capsys, target):
 
 
 @pytest.mark.parametrize(
-    "options", [{"position": "grid", "grid": (8, 8, 1)}, {"position": "learned", "max_length": 68}]
+    ("options", "longest"),
+    [
+        ({"position": "grid", "grid": (8, 8, 1)}, 64),
+        ({"position": "learned", "max_length": 68}, 68),
+        ({"position": "learned", "max_length": 500, "attention": cosformer.Config(max_length=200)}, 200),
+        ({"position": "learned", "max_length": 150, "attention": cosformer.Config(max_length=200)}, 150),
+    ],
 )
-def test_models_of_few_positions_are_described(options, tmp_path):
+def test_models_of_few_positions_are_described(options, longest, tmp_path):
     """The sizes of outputs are found with one token, which every model takes."""
     model = decoder.Config(vocabulary=5, layers=1, heads=2, width=16, **options).build().eval()
-    files = {"step": "s.onnx", "parallel": "p.onnx"}
-    export.write_description(model, tmp_path / "m.json", files)
-    assert json.loads((tmp_path / "m.json").read_text())["files"] == files
+    about = described(model, tmp_path, "step", "parallel")
+    assert about["files"] == {"step": "m-step.onnx", "parallel": "m-parallel.onnx"}
+    assert [line for line in about["feed"] if line.startswith("time")] == [
+        "time: 1 in the step form, any number in the parallel form",
+        f"time: {longest} tokens at most, with those that a state has seen",
+    ]
+
+
+def test_few_positions_of_other_models_are_described(tmp_path):
+    few = {"position": "learned", "max_length": 9}
+    about = described(build_encoder(linear.Config(), **few), tmp_path, "whole")
+    assert about["feed"][-1] == "time: 9 tokens at most"
+    model = build_ctc(linear.Config())
+    model = build_ctc(linear.Config(), encoder=dataclasses.replace(model.encoder.config, **few))
+    about = described(model, tmp_path, "whole")
+    assert about["feed"][-1] == f"time: {9 * about['subsample']} frames at most"
