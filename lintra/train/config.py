@@ -74,11 +74,11 @@ class Config:
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
         """Raise ValueError where batches count sequences and the processes cannot share one evenly, where
         the processes are not those that were requested, and for strategy "fsdp" with a single process. batch:
-        sequences of a batch; None: the setting."""
+        sequences of a batch, of a task that says how many; None: the setting."""
         nodes, devices = launch.world(self)
         if self.strategy == "fsdp" and nodes * devices == 1 and launch.launcher() is None:
             raise ValueError("strategy='fsdp' needs devices > 1, got devices=1")
-        batch = self.batch if batch is None else batch
+        name, batch = ("batch", self.batch) if batch is None else ("the task's batch (batch_tokens)", batch)
         if batch_tokens is None and batch % (nodes * devices):
             of = f"devices={devices}" if nodes == 1 else f"nodes={nodes} x devices={devices}"
-            raise ValueError(f"batch must be a multiple of {of}, got {batch} sequences")
+            raise ValueError(f"{name} must be a multiple of {of}, got {batch} sequences")

@@ -146,7 +146,7 @@ def test_shards_that_cannot_be_trained_on_claim_no_folder(lintra_says, corpus):
         (["--batch-tokens", "64", "--batch", "8"], "batch and batch_tokens both say how large a step is"),
         (
             ["--batch-tokens", "16", "--devices", "2"],
-            "batch must be a multiple of devices=2, got 1 sequences",
+            "the task's batch (batch_tokens) must be a multiple of devices=2, got 1 sequences",
         ),
     ):
         code, out, err = lintra_says(*LEARN, *flags)
@@ -161,7 +161,8 @@ def test_a_run_is_resumed_by_processes_that_share_its_own_batch(lintra_says, cor
     assert lintra_says(*LEARN, "--batch-tokens", "48")[0] == 0
     before = (corpus / "run" / "run.json").read_bytes()
     code, _, err = lintra_says("train", "--resume", "run", "--devices", "4")
-    assert (code, err) == (2, "lintra: batch must be a multiple of devices=4, got 3 sequences\n")
+    message = "the task's batch (batch_tokens) must be a multiple of devices=4, got 3 sequences"
+    assert (code, err) == (2, f"lintra: {message}\n")
     assert (corpus / "run" / "run.json").read_bytes() == before
 
 

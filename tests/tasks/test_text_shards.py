@@ -337,7 +337,9 @@ def test_bad_settings(settings, message):
 
 def test_fewer_sequences_than_devices_are_refused(shards):
     problem = task(shards, batch_tokens=64)
-    with pytest.raises(ValueError, match="batch must be a multiple of devices=4, got 2 sequences"):
+    with pytest.raises(
+        ValueError, match=r"\(batch_tokens\) must be a multiple of devices=4, got 2 sequences"
+    ):
         train.Config(devices=4).check_batch(problem.batch_tokens, problem.batch)
     train.Config(devices=2, batch=1).check_batch(problem.batch_tokens, problem.batch)
 
