@@ -55,7 +55,9 @@ def _runtime(model: Any, options: Options) -> None:
 
 
 def _onnx(model: Any, options: Options) -> None:
-    """Write every form that the model has, and a description; report the forms that it lacks."""
+    """Write every form that the model has, and a description; report the forms that it lacks. Graphs are in
+    float32, whatever the model is in."""
+    model = model.float()
     forms = onnx.forms(model)
     target: dict[str, Any] = {"opset": options.opset, "domain": options.domain}
     reasons = {form: onnx.why_not(model, form, **target) for form in forms[1:]}  # of the first, write raises

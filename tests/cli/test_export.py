@@ -181,6 +181,16 @@ def test_onnx_has_a_target(lintra_says, tmp_path, monkeypatch, flags, target, sa
     assert "invalid choice" in err
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_model_of_another_dtype_becomes_graphs_in_float32(lintra_says, tmp_path, monkeypatch, dtype):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, *_, **target: str(model.head.weight.dtype).encode())
+    model = decoder.Config(vocabulary=5, layers=1, heads=1, width=8).build().to(dtype)
+    checkpoint.save(model, tmp_path / "model")
+    assert lintra_says("export", "--to", "onnx", "--model", "model")[::2] == (0, "")
+    assert (tmp_path / "model-step.onnx").read_text() == "torch.float32"
+
+
 def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: form.encode())
