@@ -1,15 +1,40 @@
-"""Tests of Triton kernels: Triton's interpreter if there is no GPU, and buffers full of NaN."""
+"""Tests of Triton kernels: Triton's interpreter if there is no GPU, buffers full of NaN, limits of errors."""
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FLOAT32 = 2.0**-23
+
+
+def limit(allowed, roundings, largest):
+    """The largest error of the kernels in float32: twice that of the same formula in the same precision,
+    `allowed`, plus so many roundings of the `largest` number: over few numbers the former may be 0 by luck.
+    On a GPU exponentials (ex2.approx) and divisions are off by up to two units: twice the former and four
+    times the latter."""
+    gpu = DEVICE == "cuda"
+    return (4 if gpu else 2) * allowed + (4 if gpu else 1) * roundings * FLOAT32 * largest
+
+
+def as_if_compiled_alike(found, expected, **units):
+    """Assert that two kernels computed the same. Those that read other dtypes are compiled apart, and a GPU's
+    compiler may contract products and sums in other places: they are then equal to `units`, which are
+    arguments of `assert_close`. The interpreter contracts nothing: there they are equal to the last bit."""
+    assert_close(found, expected, **(units if DEVICE == "cuda" else {"rtol": 0, "atol": 0}))
 
 
 def filled_with_nan(*arguments, **options):
     """A `torch.empty` that fills floating-point tensors with NaN."""
     x = torch.empty(*arguments, **options)
     return x.fill_(torch.nan) if x.is_floating_point() else x
+
+
+def poison(monkeypatch, *modules):
+    """Have all that these modules allocate for kernels filled with NaN, so that unwritten elements show."""
+    names = {"empty": filled_with_nan, "empty_like": lambda x: torch.empty_like(x).fill_(torch.nan)}
+    for module in modules:
+        monkeypatch.setattr(module, "torch", Patched(torch, **names))
 
 
 class Patched:
