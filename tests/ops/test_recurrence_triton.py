@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from lintra.ops import LinearState, dispatch, linear_attention, recurrence_reference
+from lintra.ops.linear_attention import triton as linear_attention_triton
 from lintra.ops.linear_attention import triton_recurrence
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import gradients, some_masks
@@ -36,8 +37,8 @@ triton = partial(fast, impl="triton")
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """The buffers that the kernels write to are filled with NaN."""
-    poison(monkeypatch, triton_recurrence)
+    """The buffers that the kernels write to are filled with NaN. Both modules allocate some."""
+    poison(monkeypatch, triton_recurrence, linear_attention_triton)
 
 
 @pytest.fixture(autouse=True)
