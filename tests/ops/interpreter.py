@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLOAT32 = 2.0**-23
+TF32 = 2.0**-10
 
 
 def limit(allowed, roundings, largest):
@@ -45,6 +46,47 @@ class Patched:
 
     def __getattr__(self, name):
         return self.names[name] if name in self.names else getattr(self.module, name)
+
+
+@pytest.fixture
+def tf32(monkeypatch):
+    """Have PyTorch allow TF32. The interpreter then cuts off the bits that TF32 lacks, as tensor cores do."""
+    setting = torch.backends.cuda.matmul
+    before = setting.allow_tf32
+    if DEVICE != "cuda":
+        from triton.runtime import interpreter
+
+        multiply = interpreter.InterpreterBuilder.create_dot
+
+        def shortened(x):
+            return interpreter.TensorHandle((x.data.view("uint32") & 0xFFFFE000).view("float32"), x.dtype)
+
+        def create_dot(self, a, b, total, precision, *others):
+            if precision.name == "TF32":
+                a, b = shortened(a), shortened(b)
+            return multiply(self, a, b, total, precision, *others)
+
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    setting.allow_tf32 = True
+    yield
+    setting.allow_tf32 = before
+
+
+def close_in_tf32(found, expected, names):
+    """Assert that results are off by at most 8 units of TF32, and the first, y, by more than float32 is.
+
+    Random sums of about a hundred terms were off by up to 4 units of the largest number, after the three or
+    four products that a gradient takes. The gradient of log_decay is a difference of sums of those of
+    log_input."""
+    sizes = [float(e.detach().abs().max()) for e in expected]
+    if {"log_decay", "log_input"} <= set(names):
+        i, j = names.index("log_decay"), names.index("log_input")
+        sizes[i] = max(sizes[i], sizes[j])
+    apart = [x.cpu().double() - e for x, e in zip(found, expected, strict=True)]
+    errors = [float(x.detach().abs().max()) for x in apart]
+    assert errors[0] > limit(0, 16, sizes[0])
+    for name, error, size in zip(names, errors, sizes, strict=True):
+        assert error <= 8 * TF32 * size, name
 
 
 @pytest.fixture(autouse=True)

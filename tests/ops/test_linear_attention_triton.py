@@ -13,9 +13,11 @@ from lintra.ops.linear_attention import divide, linear_attention_reference
 from lintra.ops.linear_attention import triton as linear_attention_triton
 from tests.ops.interpreter import (
     as_if_compiled_alike,
+    close_in_tf32,
     limit,
     patient_interpreter,  # noqa: F401 (a fixture)
     poison,
+    tf32,  # noqa: F401 (a fixture)
 )
 from tests.ops.test_layout import alone, gradients, places, sequences
 from tests.ops.test_linear_attention import (
@@ -179,6 +181,18 @@ def sixteen_bits(arguments, feature_map):
     expected = results(exactly(arguments), impl="reference", **options)
     formula = [sums[0], *textbook(arguments, **options)]
     close(found, formula, expected, ["y", "kv", "z", *named(arguments)])
+
+
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("decay", [False, True])
+def test_float32_in_tf32(cut, decay):
+    """In chunks and tiles of the actual size."""
+    cut(programs=1, chunk=64)
+    arguments = moved(draw(**SMALL, t=200, f=64, e=64, decay=decay))
+    options = {"feature_map": "elu+1", "eps": 1e-2}
+    found = results(arguments, impl="triton", **options)
+    expected = results(exactly(arguments), impl="reference", **options)
+    close_in_tf32(found, expected, ["y", "kv", "z", *named(arguments)])
 
 
 def textbook(arguments, *, feature_map, eps):

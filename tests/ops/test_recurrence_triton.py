@@ -14,7 +14,13 @@ from lintra.ops.linear_attention import triton as linear_attention_triton
 from lintra.ops.linear_attention import triton_recurrence
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import gradients, some_masks
-from tests.ops.interpreter import limit, patient_interpreter, poison  # noqa: F401 (a fixture)
+from tests.ops.interpreter import (
+    close_in_tf32,
+    limit,
+    patient_interpreter,  # noqa: F401 (a fixture)
+    poison,
+    tf32,  # noqa: F401 (a fixture)
+)
 from tests.ops.recurrences import (
     KINDS,
     draw,
@@ -225,6 +231,17 @@ def test_half_precision_in_and_out(kind, dtype, unit):
     assert_close(state.cpu().double(), after, rtol=0, atol=sums(after))
     y.float().sum().backward()
     assert [x.grad.dtype for x in inputs[:3]] == [dtype] * 3
+
+
+@pytest.mark.usefixtures("tf32")
+@every
+def test_float32_in_tf32(chunk, kind):
+    """In chunks and tiles of the actual size."""
+    chunk(64)
+    inputs = placed(draw(kind, b=1, t=150, h=2, g=1, d=64, e=64))
+    found, expected = results(triton, inputs), results(reference, exactly(inputs))
+    names = ["y", "after", "q", "k", "v", "log_decay", "beta", "state"]
+    close_in_tf32(found, expected, [n for n, x in zip(names, [0, 0, *inputs], strict=True) if x is not None])
 
 
 @pytest.mark.slow  # half a minute in the interpreter

@@ -53,9 +53,10 @@ def compiled(kernel, arguments, capability):
 
 def go(
     capability, dtype, *, b=2, t=300, h=8, g=4, f=64, e=64, decay=False, mask=False, packed=False,
-    kept=torch.float32, **options
+    kept=torch.float32, tf32=False, **options
 ):
     launched.clear()
+    torch.backends.cuda.matmul.allow_tf32 = tf32
     options = {"causal": True, "normalize": True, "eps": 1e-6, "feature_map": "elu+1"} | options
     q, k, v = (torch.zeros(b, t, n, d, dtype=dtype) for n, d in ((h, f), (g, f), (g, e)))
     mask = torch.ones(b, t, dtype=torch.bool) if mask else None
@@ -69,9 +70,11 @@ def go(
 
 
 def recur(
-    capability, dtype, decay=None, *, beta=False, b=2, t=300, h=8, g=4, f=128, e=128, mask=False, packed=False
+    capability, dtype, decay=None, *, beta=False, b=2, t=300, h=8, g=4, f=128, e=128, mask=False,
+    packed=False, tf32=False
 ):
     launched.clear()
+    torch.backends.cuda.matmul.allow_tf32 = tf32
     q, k, v = (torch.zeros(b, t, n, d, dtype=dtype) for n, d in ((h, f), (g, f), (g, e)))
     rate = {None: None, "head": torch.zeros(b, t, g), "feature": torch.zeros(b, t, g, f)}[decay]
     beta = torch.zeros(b, t, g) if beta else None
@@ -118,6 +121,16 @@ MORE += [
     if capability == 80 or dtype == "bfloat16"
 ]
 MORE.append((["recur(90, torch.bfloat16, beta=True, b=1, packed=True)"], DELTA))
+MORE += [  # float32 where PyTorch may use TF32
+    ([f"{call}({capability}, torch.float32, {rest}, tf32=True)"], kernels)
+    for capability in (80, 90)
+    for call, rest, kernels in (
+        ("go", "decay=True, mask=True", DECAYED),
+        ("go", "f=576, e=33, feature_map='relu'", BOTH),
+        ("recur", "'feature', beta=True, mask=True", DELTA),
+        ("recur", "'head', beta=True, f=256, e=33", DELTA),
+    )
+]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
