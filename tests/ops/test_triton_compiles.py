@@ -53,7 +53,7 @@ def compiled(kernel, arguments, capability):
 
 def go(
     capability, dtype, *, b=2, t=300, h=8, g=4, f=64, e=64, decay=False, mask=False, packed=False,
-    kept=torch.float32, tf32=False, **options
+    kept=torch.float32, tf32=False, used=True, **options
 ):
     launched.clear()
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -65,8 +65,9 @@ def go(
     logarithm = torch.zeros(b, t, g) if decay else None
     others = (logarithm, logarithm, kv, z, mask, cu_seqlens, *options.values())
     y, kv, z, denominator, lost = linear_attention_triton.forward(q, k, v, *others, True)
-    linear_attention_triton.backward(y, kv, z, q, k, v, y, denominator, lost, *others)
-    return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
+    after = (kv, z) if used else (None, None)
+    linear_attention_triton.backward(y, *after, q, k, v, y, denominator, lost, *others)
+    return [(*each, capability) for each in launched]
 
 
 def recur(
@@ -85,10 +86,28 @@ def recur(
     y, after, saved = triton_recurrence.forward(q, k, v, rate, beta, state, *others, t > 1)
     if t > 1:
         triton_recurrence.backward(y, after, q, k, v, rate, beta, saved, state, *others)
-    return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
+    return [(*each, capability) for each in launched]
 
 
-print(*(name for call in sys.argv[1:] for name in eval(call)))
+def check_choices(launches):
+    seen = {}
+    for kernel, arguments, _ in launches:
+        if isinstance(kernel, triton.JITFunction):
+            continue
+        name, parameters = kernel.fn.__name__, kernel.fn.params
+        # What the tuner makes of a call, and what decides the code.
+        dtypes = [str(x.dtype) for x in arguments.values() if isinstance(x, torch.Tensor)]
+        kind = name, *(arguments[x] for x in kernel.keys), *dtypes
+        code = {p.name: arguments[p.name] for p in parameters if p.is_constexpr or arguments[p.name] is None}
+        assert seen.setdefault(kind, code) == code, name
+
+
+what, *calls = sys.argv[1:]
+launches = [launch for call in calls for launch in eval(call)]
+if what == "compile":
+    print(*{compiled(*launch) for launch in launches})
+else:
+    check_choices(launches)
 """
 FORWARD = {"sum_spans", "scan_spans", "outputs"}
 BOTH = FORWARD | {"denominator_gradients", "query_gradients", "key_gradients", "value_gradients"}
@@ -133,19 +152,59 @@ MORE += [  # float32 where PyTorch may use TF32
 ]
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+
+
+def run_python(script, *arguments, **variables):
+    """Run a script in which Triton compiles instead of interpreting."""
+    environment = os.environ | variables
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@needs_triton
 @pytest.mark.parametrize(
     ("calls", "kernels"), [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
 )
 def test_kernels_compile(calls, kernels, tmp_path):
     """With each setting that is tried on a GPU, for every kernel launched in forward and backward."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *calls],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(SCRIPT, "compile", *calls, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(done.stdout.split()) == kernels
+
+
+@needs_triton
+def test_a_choice_of_launch_parameters_serves_one_code():
+    """Without gradients of the state, tensors of the same dtypes are given forwards and backwards in time;
+    and programs go through a sequence, or not, by the number of samples alone."""
+    calls = [
+        "go(90, torch.bfloat16, used=False)",
+        "go(90, torch.bfloat16, f=576, used=False)",
+        "go(90, torch.bfloat16, f=576, b=200, used=False)",
+        "go(90, torch.bfloat16, normalize=False)",
+        "recur(90, torch.bfloat16, 'feature', beta=True)",
+        "recur(90, torch.bfloat16, 'head')",
+    ]
+    done = run_python(SCRIPT, "choices", *calls)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+SETTINGS = """
+from lintra.ops.linear_attention.triton_kernels import outputs
+from lintra.ops.linear_attention.triton_recurrence_gradients import reader_gradients, state_gradients
+for kernel in (outputs, state_gradients, reader_gradients):
+    print(*(f"{config.num_warps},{config.num_stages}" for config in kernel.configs))
+"""
+
+
+@needs_triton
+def test_launch_parameters_can_be_fixed():
+    """Those of a kernel that is not tuned stay."""
+    free = run_python(SETTINGS, LINTRA_TRITON_CONFIG="")
+    assert free.stdout.splitlines() == ["4,2 8,1", "4,2 8,2 8,1", "8,1"]
+    fixed = run_python(SETTINGS, LINTRA_TRITON_CONFIG="4,3")
+    assert fixed.stdout.splitlines() == ["4,3", "4,3", "8,1"]
+    for wrong in ("8", "6,1", "8,0"):
+        error = run_python(SETTINGS, LINTRA_TRITON_CONFIG=wrong).stderr
+        assert f"LINTRA_TRITON_CONFIG must be warps and stages, such as 8,1; got {wrong!r}" in error

@@ -6,6 +6,8 @@ once an earlier one has compiled its kernels.
 A kv of 16 bits is widened outside the kernels, except by a step, which reads and writes it directly.
 Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits are multiplied as they are;
 what is computed from them is multiplied as sums of two bfloat16, which keep 16 bits.
+Warps and stages are those that were fastest when a kind of call was first seen, kept in TRITON_CACHE_DIR. The
+environment variable LINTRA_TRITON_CONFIG fixes them, as in "8,1", to repeat a run or to compare.
 """
 
 import threading

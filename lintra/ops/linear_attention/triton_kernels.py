@@ -22,6 +22,8 @@ tensors are 64 bits wide, positions within a state 32.
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 # Triton's annotations describe what its compiler makes of a kernel, not the source.
+import os
+import re
 from inspect import signature
 
 import triton
@@ -29,18 +31,38 @@ import triton.language as tl
 
 from lintra.ops.dispatch import INTERPRETED
 
+VARIABLE = "LINTRA_TRITON_CONFIG"
 # Launch parameters, tried once for each kind of call; the choice is kept on disk. Few, as each takes a second
 # to compile.
 _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_warps=8, num_stages=1)]
-_KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are always part of the key
 
 
-def tuned(kernel, key=_KEY, tried=_TRIED):
-    """Have Triton tune a kernel. Under the interpreter there is nothing to tune."""
+def _fixed():
+    """Return the launch parameters that LINTRA_TRITON_CONFIG names, None if it is not set."""
+    given = os.environ.get(VARIABLE, "")
+    if not given:
+        return None
+    found = re.fullmatch("(1|2|4|8|16|32),([1-9])", given)
+    if found is None:
+        raise ValueError(f"{VARIABLE} must be warps and stages, such as 8,1; got {given!r}")
+    return triton.Config({}, num_warps=int(found[1]), num_stages=int(found[2]))
+
+
+_FIXED = _fixed()
+
+
+def tuned(kernel, tried=_TRIED):
+    """Have Triton choose one of the launch parameters `tried` for each kind of call; if there are several,
+    those of LINTRA_TRITON_CONFIG take their place. Under the interpreter there is nothing to choose.
+
+    Calls share a choice if their tensors have the same dtypes and all their constants are equal: what is
+    compiled from other constants may need more shared memory than there is."""
     if INTERPRETED:
         return kernel
     options = {"cache_results": True} if "cache_results" in signature(triton.autotune).parameters else {}
-    return triton.autotune(tried, key=key, **options)(kernel)
+    constants = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
+    chosen = [_FIXED] if _FIXED is not None and len(tried) > 1 else tried
+    return triton.autotune(chosen, key=constants, **options)(kernel)
 
 
 @triton.jit

@@ -38,14 +38,14 @@ from lintra.ops.linear_attention.triton_recurrence_kernels import (
     load_decay,
     sum_in_runs,
     to_border,
+    tuned,
     tuned_accumulating,
-    tuned_recurrence,
     tuned_serial,
     until_last,
 )
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def chunk_gradients(
     q, q_batch, q_token, q_head, dy, dy_batch, dy_token, dy_head, log_decay, mask, cu_seqlens, sequence_of,
@@ -132,7 +132,7 @@ def state_gradients(
     tl.store(final + (i * G + g) * F * E + place, state, mask=inside_state)
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def value_gradients(
     v, v_batch, v_token, v_head, beta, mask, cu_seqlens, sequence_of, first_of, triangle, dn, x, dv, dbeta,
@@ -163,7 +163,7 @@ def value_gradients(
     tl.store(dbeta + tile * rows + at, part, mask=inside)
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def score_gradients(
     x, x_batch, x_token, x_head, n, n_batch, n_token, n_head, mask, cu_seqlens, sequence_of, first_of,
@@ -245,7 +245,7 @@ def store_decay_gradients(
     add_to(dnext + target, tl.where(real_next, following, 0.0), wide, ADD)
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def late_gradients(
     k, k_batch, k_token, k_head, n, n_batch, n_token, n_head, log_decay, mask, cu_seqlens, sequence_of,

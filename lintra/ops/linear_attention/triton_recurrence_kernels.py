@@ -49,14 +49,13 @@ from lintra.ops.linear_attention.triton_kernels import (
     tuned,
 )
 
-tuned_recurrence = partial(tuned, key=["F", "E", "C", "DECAY", "PRECISION", "SOLVE", "BE"])
 # For a program that goes through a sequence: two stages load the next chunk ahead, if there is room. On the
 # smallest GPUs there is none, and the tuner leaves such settings out.
 _SERIAL = [triton.Config({}, num_warps=n, num_stages=stages) for n, stages in ((4, 2), (8, 2), (8, 1))]
-tuned_serial = partial(tuned_recurrence, tried=_SERIAL)
+tuned_serial = partial(tuned, tried=_SERIAL)
 # A kernel that adds to tensors is not tuned: every trial would add again. Its rows fit into the registers of
 # 8 warps.
-tuned_accumulating = partial(tuned_recurrence, tried=[triton.Config({}, num_warps=8, num_stages=1)])
+tuned_accumulating = partial(tuned, tried=[triton.Config({}, num_warps=8, num_stages=1)])
 
 
 @triton.jit
@@ -144,7 +143,7 @@ def invert(a, LEVELS: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
     return inverse
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def chunk_scores(
     x, x_batch, x_token, x_head, k, k_batch, k_token, k_head, log_decay, beta, mask, cu_seqlens,
@@ -199,7 +198,7 @@ def chunk_scores(
     tl.store(scores + line[:, None] * C + place[None, :], total, mask=inside[:, None])
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def chunk_sides(
     k, k_batch, k_token, k_head, v, v_batch, v_token, v_head, log_decay, beta, mask, cu_seqlens,
@@ -306,7 +305,7 @@ def fade_since(x, log_decay, at, real, G, column, F: tl.constexpr, C: tl.constex
     return x
 
 
-@tuned_recurrence
+@tuned
 @triton.jit
 def outputs(
     q, q_batch, q_token, q_head, n, n_batch, n_token, n_head, log_decay, mask, cu_seqlens, sequence_of,
