@@ -10,6 +10,7 @@ from typing import Any
 
 from lintra.bench import reports
 from lintra.bench.options import Options
+from lintra.bench.timing import Timing
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.output import Quiet
 from lintra.io.files import refuse_unwritable
@@ -60,7 +61,10 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
 
     The module has `run(sizes, progress) -> (rows, timings)`, `Sizes`, its smallest instance `QUICK`,
     `MEASURES`, and if it needs them `Options`, `DEVICE`, `details(sizes)` and
-    `picture(path, rows, timings, sizes)`. The command in the file is `prog` with `args`.
+    `picture(path, rows, timings, sizes)`. Instead of `run` and `details` it may have `stages(sizes,
+    progress)`, which yields (rows, timings, details) of all that is known so far: the file is written each
+    time, so that an end before the last keeps what was measured. The command in the file is `prog` with
+    `args`.
     """
     from rich.progress import Progress
 
@@ -79,14 +83,29 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     path = options.out or (None if options.quick else reports.default_path(name, device))
     refuse_unwritable(path)
     hidden = given.output.quiet or not sys.stdout.isatty()
+    staged = hasattr(module, "stages")
+    rows, timings = [], {}
+
+    def save(rows: list[reports.Row], timings: Mapping[str, Timing], details: dict[str, Any]) -> None:
+        if path:
+            details |= {"measures": module.MEASURES, "sizes": dataclasses.asdict(sizes)}
+            reports.write(path, rows, timings, command=" ".join([prog, *args]), **details)
+
     with Progress(disable=hidden, transient=True) as progress:
         turns = progress.add_task("measuring", total=sizes.turns if hasattr(sizes, "turns") else sizes.rounds)
-        rows, timings = module.run(sizes, lambda done: progress.update(turns, completed=done))
+
+        def advance(done: int) -> None:
+            progress.update(turns, completed=done)
+
+        if staged:
+            for rows, timings, details in module.stages(sizes, advance):
+                save(rows, timings, details)
+        else:
+            rows, timings = module.run(sizes, advance)
     print(reports.table(rows))
     if path:
-        details = module.details(sizes) if hasattr(module, "details") else {}
-        details |= {"measures": module.MEASURES, "sizes": dataclasses.asdict(sizes)}
-        reports.write(path, rows, timings, command=" ".join([prog, *args]), **details)
+        if not staged:
+            save(rows, timings, module.details(sizes) if hasattr(module, "details") else {})
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):
             for file in module.picture(path.with_suffix(".png"), rows, timings, sizes):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ from lintra import checkpoint
 from lintra.attention import linear
 from lintra.bench.calls import modes
 from lintra.bench.machines import Link, Links, Machine
-from lintra.bench.reports import Row
+from lintra.bench.reports import Row, checksum
 from lintra.bench.step_plan import Plan
 from lintra.bench.step_time import Step
 from lintra.bench.step_work import Bytes, Work
@@ -128,6 +128,64 @@ def test_a_peer_that_is_missing_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
     monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
     assert gpu_recurrence.fla("KDA") == (None, "import of fla.ops.kda halted; None in sys.modules")
+
+
+@pytest.fixture
+def no_gpu_needed(monkeypatch):
+    """Have the recurrences that are timed on a GPU run on the CPU, and without CUDA graphs."""
+    monkeypatch.setattr(gpu_recurrence, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_recurrence, "record", lambda function: function)
+    monkeypatch.setattr(gpu, "check", lambda name: None)
+    monkeypatch.setattr(gpu, "describe", dict)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=0))
+
+
+def broken(*inputs):
+    raise RuntimeError("no such kernel\nfor this GPU")
+
+
+@pytest.mark.usefixtures("one_thread", "no_gpu_needed")
+def test_recurrences_on_a_gpu_are_measured_before_their_peers(monkeypatch, capsys):
+    """lintra, PyTorch, FLA; a rule's ratios are of one run; what fails at the end leaves out itself alone."""
+    peers = {"delta": (gpu_recurrence.attend("delta"), None), "KDA": (broken, None)}
+    monkeypatch.setattr(gpu_recurrence, "fla", lambda rule: peers.get(rule, (None, "not there")))
+    sizes, seen = gpu_recurrence.QUICK, []
+    found = list(gpu_recurrence.stages(sizes, seen.append))
+    every = [[name for name in timings if "PyTorch" in name or "FLA" in name] for _, timings, _ in found]
+    assert [len(names) for names in every] == [0, 0, 0, 0, 2, 4, 6, 8, 8, 10, 10, 10]
+    assert seen == sorted(seen)
+    assert seen[-1] <= sizes.turns
+
+    rows, timings, details = found[-1]
+    ratio = "delta at 128, forward: FLA / lintra"
+    assert {row.what for row in rows} > {ratio, "gated at 128, forward: PyTorch / lintra", "KDA, step of 2"}
+    apart = {
+        "gated": "not there",
+        "delta": 0,
+        "gated delta": "not there",
+        "KDA": "RuntimeError: no such kernel",
+    }
+    assert details["FLA / lintra - 1, of the largest y"] == apart
+    assert [details["complete"] for _, _, details in found] == [False] * 11 + [True]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(": ")[0] for line in printed if line.endswith(" ms")] == list(timings)
+    assert "KDA: not beside flash-linear-attention: RuntimeError: no such kernel" in printed
+
+
+@pytest.mark.usefixtures("one_thread", "no_gpu_needed")
+def test_what_was_measured_is_kept_at_an_early_end(monkeypatch, tmp_path):
+    def interrupted(rule):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_recurrence, "fla", interrupted)
+    path = tmp_path / "result.json"
+    assert main(["gpu_recurrence", "--quick", "--out", str(path)]) == 130
+    report = json.loads(path.read_text())
+    assert report["complete"] is False
+    assert "KDA at 128, forward: PyTorch / lintra" in {row["what"] for row in report["rows"]}
+    assert report["checksum"] == checksum(report)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
