@@ -32,8 +32,8 @@ def read(file: Path | None) -> Tensor:
 
 def loss_of(model: Decoder, pieces: Tensor) -> Tensor:
     """Return the mean loss of pieces [b t] in nats a byte: each byte from those before it, in parallel."""
-    params = model(model.shift(pieces))  # shift: a start symbol, then all bytes but the last
-    return -model.output.log_prob(params, pieces).mean()
+    outputs = model(model.shift(pieces))  # shift: a start symbol, then all bytes but the last
+    return -model.output.log_prob(outputs, pieces).mean()
 
 
 def train(model: Decoder, text: Tensor, *, steps: int, batch: int, length: int) -> None:
