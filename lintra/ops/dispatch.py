@@ -2,10 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.nn import Parameter
 
 from lintra import native
 from lintra.ops.checks import transformed
+
+_Made = TypeVar("_Made")
 
 IMPLEMENTATIONS = {  # fastest first
     "linear_attention": ("triton", "native", "torch", "reference"),
@@ -178,6 +180,21 @@ def eager() -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
+
+
+def once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
+    """Return what `make` makes, kept by this name for later calls in the same mode, inference or not: no
+    backward may keep a tensor of inference mode.
+
+    Where calls are not computed at once it is made each time. A compiler sees repeated computation itself, an
+    object must not change in a block that is computed again in the backward, and the tensors of a transform
+    do not outlive it."""
+    if not eager():
+        return make()
+    name = (torch.is_inference_mode_enabled(), name)
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]
 
 
 def can_skip_operator(x: Tensor, *others: Tensor | None) -> bool:

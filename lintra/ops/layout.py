@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lintra.ops import checks
-from lintra.ops.dispatch import eager
+from lintra.ops.dispatch import once
 from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.state import map_state
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
 
-_Made = TypeVar("_Made")
 _State = TypeVar("_State")
 
 
@@ -103,7 +102,7 @@ class Layout:
         after tokens that were seen."""
         if self.seen is not None or self.shard is not None:
             raise ValueError("a sequence is read from its end as a whole, not behind a state or in shards")
-        return self._once(self._laid, "reversed", self._reversed)
+        return once(self._laid, "reversed", self._reversed)
 
     def _reversed(self) -> "Layout":
         places = {
@@ -129,7 +128,7 @@ class Layout:
 
     def seen_after(self) -> Int[Tensor, "n"]:
         """Return how many tokens each sequence has with these."""
-        return self._once(self._made, "seen", lambda: self._seen + self.new)
+        return once(self._made, "seen", lambda: self._seen + self.new)
 
     def zero(self, x: Tensor) -> Tensor:
         """Return x [b t ...] with zeros, and no gradient, where there is no token; NaN there is removed."""
@@ -141,7 +140,7 @@ class Layout:
 
     def positions(self) -> Int[Tensor, "b t"]:
         """Return the position of each token in its own sequence, from 0; -1 where there is none."""
-        return self._once(self._made, "positions", self._positions)
+        return once(self._made, "positions", self._positions)
 
     def _positions(self) -> Tensor:
         seen = self._seen
@@ -160,20 +159,20 @@ class Layout:
 
     def rope(self, base: float) -> RotaryEmbedding:
         """Return the rotary embedding of these positions; no wavelength is longer than 2 pi base tokens."""
-        return self._once(self._made, ("rope", base), lambda: RotaryEmbedding(self.positions(), base))
+        return once(self._made, ("rope", base), lambda: RotaryEmbedding(self.positions(), base))
 
     def left_align(self) -> LeftAlign | None:
         """Return how the real tokens of a padded batch are moved to the front; None for any other."""
         mask = self.mask
-        return None if mask is None else self._once(self._laid, "left", lambda: LeftAlign.of(mask))
+        return None if mask is None else once(self._laid, "left", lambda: LeftAlign.of(mask))
 
     def locate(self) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
         """Return the sequence of each token of a packed batch, and its place in it."""
-        return self._once(self._laid, "locate", lambda: locate(self._bounds, self.time))
+        return once(self._laid, "locate", lambda: locate(self._bounds, self.time))
 
     def split_first(self) -> "tuple[Layout, Layout | None]":
         """Return the layouts of the first sequence of a packed batch, alone and dense, and of the others."""
-        return self._once(self._laid, "split", self._split_first)
+        return once(self._laid, "split", self._split_first)
 
     def _split_first(self) -> "tuple[Layout, Layout | None]":
         first = int(self._bounds[1])
@@ -196,28 +195,16 @@ class Layout:
 
     def pad_all(self) -> "Padded":
         """Return the sequences of a packed batch as one padded batch, as long as the longest."""
-        return self._once(self._laid, "all", lambda: _pad_all(self._bounds, self.time))
+        return once(self._laid, "all", lambda: _pad_all(self._bounds, self.time))
 
     def pad_bucketed(self) -> "Padded":
         """Return the sequences of a packed batch as padded batches of similar length each."""
-        return self._once(self._laid, "bucketed", lambda: _pad_bucketed(self._bounds, self.time))
+        return once(self._laid, "bucketed", lambda: _pad_bucketed(self._bounds, self.time))
 
     @property
     def _bounds(self) -> Int[Tensor, "bounds"]:
         assert self.cu_seqlens is not None, "only a packed batch has sequences to pad"
         return self.cu_seqlens
-
-    @staticmethod
-    def _once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
-        # A compiler sees repeated computation itself, and an object must not change in a block that is
-        # computed again in the backward; the tensors of a transform do not outlive it, and no backward may
-        # keep what inference mode makes.
-        if not eager():
-            return make()
-        name = (torch.is_inference_mode_enabled(), name)
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]
 
 
 # [n+1], from 0 to t without decreasing; or a layout, validated and laid out once for many calls

@@ -1,13 +1,14 @@
 """Rotary position embedding (RoPE). Su et al. 2021, arXiv:2104.09864, section 3.2."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lintra.ops import checks
-from lintra.ops.dispatch import eager
+from lintra.ops.dispatch import once
 
 
 def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tensor, "b t half"]:
@@ -37,7 +38,7 @@ class RotaryEmbedding:
 
     def __init__(self, position: Int[Tensor, "b t"], base: float):
         self.position, self.base = position, base
-        self._made: dict[tuple[int, torch.dtype, bool], tuple[Tensor, Tensor]] = {}
+        self._made: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Float[Tensor, "b t h f"]) -> Float[Tensor, "b t h f"]:
         """Return x with its pairs rotated by position * base^(-2i/f); pairs are (i, i + f/2), in the paper
@@ -56,10 +57,6 @@ class RotaryEmbedding:
 
     def _cos_sin(self, f: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """[b t 1 f/2] each: made once for queries, keys and all layers."""
-        inference = eager() and torch.is_inference_mode_enabled()  # no backward may keep what that mode makes
-        name = (f, dtype, inference)
-        if name in self._made:
-            return self._made[name]
         if f % 2:
             raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
 
@@ -67,8 +64,8 @@ class RotaryEmbedding:
             angle = angles(position, f, self.base)
             return torch.cat((angle.cos(), angle.sin()), -1).to(dtype)
 
-        cos, sin = at_positions(code, self.position)[:, :, None].chunk(2, -1)
-        made = cos, sin
-        if eager():  # as in Layout
-            self._made[name] = made
-        return made
+        def make() -> tuple[Tensor, Tensor]:
+            cos, sin = at_positions(code, self.position)[:, :, None].chunk(2, -1)
+            return cos, sin
+
+        return once(self._made, (f, dtype), make)

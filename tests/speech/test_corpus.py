@@ -3,9 +3,9 @@
 import json
 import os
 import pickle
-import threading
 import time
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from lintra.speech import cache, corpus
 from lintra.speech.computed_corpus import computed
 from lintra.speech.corpus import Skipped, prepare
 from lintra.speech.manifest import Utterance
+from tests.io.turns import made_by_another
 
 CONFIG = features.Config(rate=8_000, bins=8)
 GIVEN = features.Config(kind="given", bins=3)
@@ -319,24 +320,11 @@ def test_a_cache_that_is_interrupted_leaves_what_was_there(utterances, tmp_path,
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
 def test_what_another_process_computes_meanwhile_is_not_computed_again(utterances, tmp_path, monkeypatch):
     """As where the ranks of a training begin together."""
-    path, looked, found = tmp_path / "train.safetensors", threading.Event(), []
-    prepare(utterances, CONFIG, cache=tmp_path / "made.safetensors")
-    reopen = corpus.reopen
-
-    def reopened(*arguments):
-        result = reopen(*arguments)
-        looked.set()
-        return result
-
-    monkeypatch.setattr(corpus, "reopen", reopened)
+    path, made = tmp_path / "train.safetensors", tmp_path / "made.safetensors"
+    prepare(utterances, CONFIG, cache=made)
     monkeypatch.setattr(corpus, "arrays", None)  # nothing may be computed from now on
-    with files.in_turn(path):
-        other = threading.Thread(target=lambda: found.append(prepare(utterances, CONFIG, cache=path)))
-        other.start()
-        assert looked.wait(60)
-        (tmp_path / "made.safetensors").rename(path)
-    other.join()
-    assert len(found) == 1
+    call = partial(prepare, utterances, CONFIG, cache=path)
+    assert made_by_another(monkeypatch, corpus, "reopen", path, made, call) is not None
 
 
 def test_what_killed_preparations_left_is_removed(utterances, tmp_path):

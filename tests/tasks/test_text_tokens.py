@@ -2,17 +2,18 @@
 
 import math
 import os
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from lintra.attention import linear
-from lintra.io.files import Error, in_turn
+from lintra.io.files import Error
 from lintra.tasks import DataError, text, text_classification
 from lintra.tasks.datasets import subwords
 from lintra.tokenizer import Tokenizer, pieces
+from tests.io.turns import made_by_another
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -109,25 +110,13 @@ def test_a_large_text_is_encoded_once(file, learned, tmp_path, monkeypatch):
 def test_what_another_process_encodes_meanwhile_is_not_encoded_again(learned, tmp_path, monkeypatch):
     monkeypatch.setattr(subwords, "cache_dir", lambda name: tmp_path / "cache" / name)
     monkeypatch.setattr(subwords, "KEPT_FROM", 100)
-    tokenizer, looked, found, mapped = Tokenizer.read(learned), threading.Event(), [], subwords._mapped
+    tokenizer, made = Tokenizer.read(learned), tmp_path / "made.npy"
     expected = subwords.encoded(WORDS, tokenizer)
     (file,) = (tmp_path / "cache" / "tokens").iterdir()
-    file.rename(tmp_path / "made.npy")
-
-    def looking(*arguments):
-        result = mapped(*arguments)
-        looked.set()
-        return result
-
-    monkeypatch.setattr(subwords, "_mapped", looking)
+    file.rename(made)
     monkeypatch.setattr(subwords, "_encode", None)  # nothing may be encoded from now on
-    with in_turn(file):
-        other = threading.Thread(target=lambda: found.append(subwords.encoded(WORDS, tokenizer)))
-        other.start()
-        assert looked.wait(60)
-        (tmp_path / "made.npy").rename(file)
-    other.join()
-    assert np.array_equal(found, [expected])
+    call = partial(subwords.encoded, WORDS, tokenizer)
+    assert np.array_equal(made_by_another(monkeypatch, subwords, "_mapped", file, made, call), expected)
 
 
 def test_what_cannot_be_kept_is_encoded_again(file, learned, tmp_path, monkeypatch):
