@@ -32,6 +32,49 @@ class Span(NamedTuple):
     longest: int = 0
 
 
+class _Header(NamedTuple):
+    """What a rank tells the others of its shard, in one message of integers: sequences and places; tokens
+    of the last, first and longest sequence; what it holds of them, as in `Span`."""
+
+    rows: int
+    time: int
+    last: int
+    first: int
+    longest: int
+    packed: bool
+    masked: bool
+    begun: bool
+    unfinished: bool
+    single: bool
+    ends_unknown: bool  # packed, and made from bounds that do not say what other ranks hold
+
+    @classmethod
+    def of(cls, layout: Layout) -> "_Header":
+        lengths = [layout.time]
+        if layout.cu_seqlens is not None:
+            lengths = layout.cu_seqlens.diff().tolist() or [0]
+        return cls(
+            rows=layout.rows,
+            time=layout.time,
+            last=lengths[-1],
+            first=lengths[0],
+            longest=max(lengths),
+            packed=layout.packed,
+            masked=layout.mask is not None,
+            begun=bool(layout.begun),
+            unfinished=bool(layout.unfinished),
+            single=layout.n == 1,
+            ends_unknown=layout.packed and layout.begun is None,
+        )
+
+    def span(self, counts: list[int]) -> Span:
+        """Return what the shard holds; counts: the real tokens of its last sequence, of each row."""
+        if not self.packed:
+            return Span(self.time, counts, begun=True, unfinished=True, single=True)
+        ends = bool(self.begun), bool(self.unfinished), bool(self.single)
+        return Span(self.time, counts, *ends, self.first, self.longest)
+
+
 class SequenceShard:
     """A shard of sequences that begin on earlier ranks, seen from within a layer.
 
@@ -59,41 +102,28 @@ class SequenceShard:
 
         Raises ValueError, on all of them, unless they have shards of the same sequences, and for packed ones
         of which it is not known whether other ranks have a part."""
-        lengths = [layout.time]
-        if layout.cu_seqlens is not None:
-            lengths = layout.cu_seqlens.diff().tolist() or [0]
-        ends = [bool(layout.begun), bool(layout.unfinished), layout.n == 1]
-        flags = [layout.packed, layout.mask is not None, *ends, layout.packed and layout.begun is None]
-        sizes = [layout.rows, layout.time, lengths[-1]]
-        header = torch.tensor([*sizes, *flags, lengths[0], max(lengths)], device=layout.device)
-        found = [x.tolist() for x in ranks.gather(header)]
+        header = _Header.of(layout)
+        found = [_Header(*x.tolist()) for x in ranks.gather(torch.tensor(header, device=layout.device))]
         ranks.release_sent()
-        if len({rows for rows, *_ in found}) > 1:
+        if len({x.rows for x in found}) > 1:
             raise ValueError(
                 "all ranks must have shards of the same sequences, got "
-                + ", ".join(f"{x[0]} on rank {i}" for i, x in enumerate(found))
+                + ", ".join(f"{x.rows} on rank {i}" for i, x in enumerate(found))
             )
-        if len({bool(x[3]) for x in found}) > 1:
-            some = [i for i, x in enumerate(found) if x[3]]
+        if len({x.packed for x in found}) > 1:
+            some = [i for i, x in enumerate(found) if x.packed]
             raise ValueError(f"all ranks must have packed sequences or none, got them on ranks {some} alone")
-        if some := [i for i, x in enumerate(found) if x[8]]:
+        if some := [i for i, x in enumerate(found) if x.ends_unknown]:
             raise ValueError(
                 "packed sequences over several ranks need cu_seqlens=shard_packed(cu_seqlens, mesh), made "
                 f"from the bounds in the whole batch; ranks {some} have other bounds"
             )
-        counts = [[x[2]] * layout.rows for x in found]
-        if any(x[4] for x in found):
-            real = header.new_full((layout.rows,), layout.time)
+        counts = [[x.last] * layout.rows for x in found]
+        if any(x.masked for x in found):
+            real = torch.full((layout.rows,), layout.time, device=layout.device)
             real = real if layout.mask is None else layout.mask.sum(1)
             counts = [x.tolist() for x in ranks.gather(real)]
-        spans = []
-        for each, (_, time, _, packed, _, begun, unfinished, single, _, *longest) in zip(
-            counts, found, strict=True
-        ):
-            if packed:
-                spans.append(Span(time, each, bool(begun), bool(unfinished), bool(single), *longest))
-            else:
-                spans.append(Span(time, each, True, True, True))
+        spans = [x.span(each) for x, each in zip(found, counts, strict=True)]
         return cls(ranks, spans)
 
     def longest(self) -> int:
