@@ -72,8 +72,9 @@ def _onnx(model: Any, options: Options) -> None:
         print(f"{out}: {_size(out)}, opset {options.opset}{contrib}")
     onnx.write_description(model, description, places, **target)
     print(f"{description}: inputs, outputs, first states, symbols")
-    for form in reasons.keys() - places:
-        print(f"no {form} form: {reasons[form]}")
+    for form, reason in reasons.items():
+        if reason is not None:
+            print(f"no {form} form: {reason}")
 
 
 def _safetensors(model: Any, options: Options) -> None:

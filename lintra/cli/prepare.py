@@ -51,7 +51,7 @@ class TextOptions:
     document_bytes: int = LONGEST  # documents of over twice this are cut, at line ends
     shard_tokens: int = shard_writer.SHARD_TOKENS  # tokens in a shard, at most
     end: str | None = None  # a token of the tokenizer after each document, such as <|endoftext|>
-    quiet: bool = False  # print errors and the result only
+    output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
         fields.at_least(self, document_bytes=64, shard_tokens=1)
@@ -68,7 +68,7 @@ class CheckOptions:
     """Read all shards of a folder, and report any file that is not as it was written."""
 
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None  # of shards
-    quiet: bool = False  # print errors and the result only
+    output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
         if self.folder is None or not token_shards.is_shards(self.folder):
@@ -124,7 +124,7 @@ def _text(options: TextOptions) -> None:
     files = list(itertools.chain.from_iterable(map(text_files.files_of, options.files)))
     total = sum(file.stat().st_size for file in files)
     start = time.perf_counter()
-    with progress("preparing", total, "bytes", quiet=options.quiet) as report:
+    with progress("preparing", total, "bytes", quiet=options.output.quiet) as report:
         found = documents(
             files,
             field=options.field,
@@ -180,7 +180,7 @@ def _refuse_inside(out: Path, read: Sequence[Path], what: str) -> None:
 def _check(options: CheckOptions) -> None:
     assert options.folder is not None
     shards = token_shards.Shards(options.folder)
-    with progress("checking", shards.size, "bytes", quiet=options.quiet) as report:
+    with progress("checking", shards.size, "bytes", quiet=options.output.quiet) as report:
         shards.check(report)
     count = len(shards.train.shards) + len(shards.validate.shards)
     print(f"{options.folder}: {count:,} shards are as they were written, {shards.size:,} bytes")

@@ -83,6 +83,19 @@ def probability(config: Any, *names: str) -> None:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
 
 
+def seed(config: Any, name: str) -> None:
+    """Raise ValueError where a field is not a seed of 64 bits."""
+    if not 0 <= (value := getattr(config, name)) < 2**64:
+        raise ValueError(f"{name} must lie in 0 .. 2^64 - 1, got {value}")
+
+
+def offsets(config: Any, name: str) -> None:
+    """Raise ValueError where a field is not offsets of earlier places that differ."""
+    places = getattr(config, name)
+    if any(place < 1 for place in places) or len(set(places)) < len(places):
+        raise ValueError(f"{name} must be different offsets, each at least 1, got {places}")
+
+
 def together(config: Any, *names: str, **needed: Any) -> None:
     """Raise ValueError where one of the fields `names` differs from its default, although the field in
     `needed` has another value than it says there: it would be ignored."""

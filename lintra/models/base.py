@@ -176,6 +176,8 @@ class TransformerBase(nn.Module):
             raise ValueError(f"state is for {len(state.layers)} layers, the model has {len(self.blocks)}")
         if state.seen.shape[0] != n:
             raise ValueError(f"state is for {state.seen.shape[0]} sequences, {what} for {n}")
+        if hasattr(state, "recent") and state.recent.shape != (n, reach := self.config.look_back):
+            raise ValueError(f"state must remember {reach} places, got recent of {list(state.recent.shape)}")
 
 
 def build_blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:

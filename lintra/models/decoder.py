@@ -48,8 +48,7 @@ class Config(TransformerConfig):
     def __post_init__(self):
         super().__post_init__()
         fields.at_least(self, vocabulary=1)
-        if any(place < 1 for place in self.context) or len(set(self.context)) < len(self.context):
-            raise ValueError(f"context must be different places, each at least 1, got {self.context}")
+        fields.offsets(self, "context")
         if self.context and max(self.context) > FARTHEST:
             raise ValueError(f"context must look back {FARTHEST:,} places at most, got {max(self.context):,}")
         if self.context and not (self.start and self.embed == "token"):
@@ -263,12 +262,6 @@ class Decoder(TransformerBase):
     def check_symbols(self, tokens: Int[Tensor, "b t"]) -> None:
         """Raise ValueError for tokens that the network does not know, where they are readable."""
         checks.symbols("tokens", tokens, self.config.vocabulary - (0 if self.config.start else 1))
-
-    def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
-        super().check_state(state, kind, n, what)
-        reach = self.config.look_back
-        if state.recent.shape != (n, reach):
-            raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")
 
 
 def _embedding(config: Config) -> nn.Module:

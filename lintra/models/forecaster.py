@@ -11,7 +11,7 @@ al. 2018, arXiv:1703.07015, section 3.6.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -41,8 +41,7 @@ class Config(TransformerConfig):
     def __post_init__(self):
         super().__post_init__()
         fields.at_least(self, scale_rows=1)
-        if any(lag < 1 for lag in self.lags) or len(set(self.lags)) < len(self.lags):
-            raise ValueError(f"lags must be different rows, each at least 1, got {self.lags}")
+        fields.offsets(self, "lags")
         if self.position == "concatenated":
             raise ValueError("position 'concatenated' is for symbols: take another one")
 
@@ -135,12 +134,6 @@ class Forecaster(TransformerBase):
         if checks.readable(values) and not bool(values.isfinite().all()):
             raise ValueError("values must be finite, got NaN or infinity among them")
         return Layout.of("values", values)
-
-    def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
-        super().check_state(state, kind, n, what)
-        reach = self.config.look_back
-        if state.recent.shape != (n, reach):
-            raise ValueError(f"state must remember {reach} values, got recent of {list(state.recent.shape)}")
 
     def _before(self, batch: int) -> ForecasterState:
         """The state before any value, but for that of the blocks."""

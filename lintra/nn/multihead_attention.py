@@ -22,8 +22,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     The other arguments are PyTorch's, and so are the names of the parameters: its state dicts load, and with
     `softmax.Config()` the output is the same. A mechanism's sampled features keep their values; parameters
     of its own, such as gates, need `strict=False`. `dropout` is that of the weights, for a mechanism that has
-    any. `causal` says whether calls are causal; None: as `is_causal` and `attn_mask` of each call say, where
-    the mechanism has both forms with the same parameters.
+    any. Each call says by `is_causal` or `attn_mask` whether it is causal. `causal` is the only form that
+    calls may then ask for; None: both, where the mechanism has both with the same parameters.
 
     Raises ValueError for what a mechanism cannot do, and for add_bias_kv and add_zero_attn. Projections of
     the input that a mechanism takes besides q, k and v, such as gates, are computed from `key`.
@@ -44,7 +44,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,  # of the parameters
         *,
         attention: AttentionConfig,  # a mechanism's Config
-        causal: bool | None = None,  # of calls; None: as each call's attn_mask and is_causal say
+        causal: bool | None = None,  # the only form of calls; None: both, as each call says
     ):
         fields.check_one("attention", AttentionConfig, attention)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
@@ -152,7 +152,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"is_causal needs as many queries as keys, got {query.shape[1]} and {key.shape[1]}"
             )
         if causal not in self._forms:
-            raise ValueError(f"is_causal={causal} is not supported: {self._refused[causal]}")
+            other = f"; pass is_causal={not causal}" if (not causal) in self._forms else ""
+            raise ValueError(f"is_causal={causal} is not supported: {self._refused[causal]}{other}")
         query, key, value = layout.zero(query), layout.zero(key), layout.zero(value)
         extra = {name: project(key) for name, project in self.extra_proj.items()}
         form = self._forms[causal]

@@ -71,7 +71,6 @@ class Layout:
         x: Tensor,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: "CuSeqlens | None" = None,
-        seen: Int[Tensor, "n"] | None = None,
     ) -> "Layout":
         """Return the layout of x [b t ...], which errors call `name`.
 
@@ -87,7 +86,7 @@ class Layout:
             _check_cu_seqlens(cu_seqlens, name, x)
         elif mask is not None:
             checks.mask(mask, "b t", {"b": x.shape[0], "t": x.shape[1]}, x.device)
-        return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
+        return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens)
 
     def after(self, seen: Int[Tensor, "n"] | None) -> "Layout":
         """Return the same places after `seen` [n] tokens of each sequence (None: none); they are no

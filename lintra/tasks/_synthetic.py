@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lintra.config import fields
 from lintra.tasks.base import Samples, Task
 
 FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
@@ -51,11 +52,9 @@ class NumberedTask(Task):
         return self.samples.validate(self.config)
 
 
-def check(train_samples: int, validate_samples: int, data_seed: int) -> None:
-    """Raise ValueError for numbers of samples or a seed out of range."""
-    if not 1 <= train_samples <= FIRST_VALIDATION:
-        raise ValueError(f"train_samples must lie in 1 .. {FIRST_VALIDATION}, got {train_samples}")
-    if validate_samples < 1:
-        raise ValueError(f"validate_samples must be at least 1, got {validate_samples}")
-    if not 0 <= data_seed < 2**64:
-        raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {data_seed}")
+def check(config: Any) -> None:
+    """Raise ValueError where a task's configuration has numbers of samples or a seed out of range."""
+    if not 1 <= config.train_samples <= FIRST_VALIDATION:
+        raise ValueError(f"train_samples must lie in 1 .. {FIRST_VALIDATION}, got {config.train_samples}")
+    fields.at_least(config, validate_samples=1)
+    fields.seed(config, "data_seed")

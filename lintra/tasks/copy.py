@@ -35,7 +35,7 @@ class Config(TaskConfig):
         fields.at_least(self, symbols=1)
         if self.length < 8:
             raise ValueError(f"length must be at least 8 tokens, got {self.length}")
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     def training_preset(self) -> dict[str, Any]:
         """The paper's settings."""

@@ -61,7 +61,7 @@ class Config(TaskConfig):
                 f"shortest must be below {most:,}, the tokens of the longest expression of depth "
                 f"{self.depth} and {self.arguments} arguments, got {self.shortest}"
             )
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     def training_preset(self) -> dict[str, Any]:
         """The batch and steps of the Long Range Arena."""

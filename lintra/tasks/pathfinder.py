@@ -46,7 +46,7 @@ class Config(TaskConfig):
         fields.at_least(self, size=16, dashes=3, distractors=0)
         if (most := self.size * self.size // 64) < self.dashes:
             raise ValueError(f"dashes must be at most {most} at size={self.size}, got {self.dashes}")
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     def training_preset(self) -> dict[str, Any]:
         return {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "cosine", "warmup": 300}

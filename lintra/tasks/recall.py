@@ -55,7 +55,7 @@ class Config(TaskConfig):
             )
         if not 0 < self.gap_power <= 1:
             raise ValueError(f"gap_power must be above 0 and at most 1, got {self.gap_power}")
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     @property
     def packed_length(self) -> int:

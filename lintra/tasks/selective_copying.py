@@ -38,7 +38,7 @@ class Config(TaskConfig):
         fields.at_least(self, symbols=1, copied=1)
         if self.length < self.copied:
             raise ValueError(f"length must be at least copied={self.copied}, got {self.length}")
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     def training_preset(self) -> dict[str, Any]:
         return {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}

@@ -58,8 +58,7 @@ class Config(TaskConfig):
                 f"season must be at most the context of {self.context} rows, got {self.season}: take a "
                 "longer --context"
             )
-        if not 0 <= self.data_seed < 2**64:
-            raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+        fields.seed(self, "data_seed")
 
     def with_data(self, data: str) -> "Config":
         return replace(self, data=data)

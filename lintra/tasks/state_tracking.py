@@ -43,7 +43,7 @@ class Config(TaskConfig):
         if not 2 <= self.points <= MOST_POINTS:
             raise ValueError(f"points must lie in 2 .. {MOST_POINTS}, got {self.points}")
         fields.at_least(self, length=1)
-        check(self.train_samples, self.validate_samples, self.data_seed)
+        check(self)
 
     def training_preset(self) -> dict[str, Any]:
         return {"steps": 2_000, "batch": 64, "lr": 3e-3, "schedule": "cosine", "warmup": 50}

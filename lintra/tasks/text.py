@@ -65,8 +65,7 @@ class Config(TaskConfig):
                 object.__setattr__(self, "vocabulary", token_shards.vocabulary_of(folder))
         if self.tokenizer is not None and self.vocabulary is not None:
             raise ValueError(f"vocabulary is that of {self.tokenizer}: leave it out, got {self.vocabulary}")
-        if not 0 <= self.data_seed < 2**64:
-            raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+        fields.seed(self, "data_seed")
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for about an hour on two cores."""

@@ -54,8 +54,7 @@ class Config:
         fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, accumulate=1)
         fields.at_least(self, nodes=1, devices=1)
         fields.not_negative(self, "warmup", "drop_at", "weight_decay")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must lie in 0 .. 2^64 - 1, got {self.seed}")
+        fields.seed(self, "seed")
         for name in ("max_minutes", "lr", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e30:

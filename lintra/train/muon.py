@@ -34,7 +34,11 @@ class Muon(torch.optim.Optimizer):
         self.bf16 = bf16
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             for _, alike in itertools.groupby(sorted(moved, key=_kind), _kind):
@@ -43,6 +47,7 @@ class Muon(torch.optim.Optimizer):
                 most = max(1, TOGETHER // parameters[0].numel()) * shares
                 for first in range(0, len(parameters), most):
                     self._move(parameters[first : first + most], group["lr"], group["weight_decay"])
+        return loss
 
     def _move(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
         """Update matrices of one shape."""

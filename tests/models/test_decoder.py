@@ -499,8 +499,8 @@ def test_packed_sequences_compile_into_one_graph():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": (0,)}, r"context must be different places, each at least 1, got \(0,\)"),
-        ({"context": (2, 2)}, r"context must be different places, each at least 1, got \(2, 2\)"),
+        ({"context": (0,)}, r"context must be different offsets, each at least 1, got \(0,\)"),
+        ({"context": (2, 2)}, r"context must be different offsets, each at least 1, got \(2, 2\)"),
         ({"context": (10**9,)}, "context must look back 65,536 places at most, got 1,000,000,000"),
         ({"context": (1,), "start": False}, "context needs start=True"),
         ({"context": (1,), "embed": "value"}, "and embed='token', got start=True and embed='value'"),
@@ -518,7 +518,7 @@ def test_what_is_seen_of_earlier_symbols_and_places_is_checked(options, message)
 
 def test_a_state_remembers_as_far_as_the_embedding_looks():
     far, near = build(context=(3,)), build(context=(1,))
-    with pytest.raises(ValueError, match=r"state must remember 3 tokens, got recent of \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"state must remember 3 places, got recent of \[2, 1\]"):
         far.extend(torch.tensor([[1], [2]]), near.start(2))
     with pytest.raises(ValueError, match=r"positions in a grid of .* reach 6 tokens, got token 7"):
         build(position="grid", grid=(2, 3))(torch.zeros(1, 7, dtype=torch.int64))

@@ -180,11 +180,11 @@ def test_bad_input_is_refused():
     state = model.extend(values)[1]
     with pytest.raises(ValueError, match="state is for 3 sequences, values for 2"):
         model.extend(values[:2], state)
-    with pytest.raises(ValueError, match="state must remember 9 values"):
+    with pytest.raises(ValueError, match="state must remember 9 places"):
         built(lags=(9,)).extend(values, state)
     for settings, message in (
-        ({"lags": (0,)}, "lags must be different rows, each at least 1"),
-        ({"lags": (2, 2)}, "lags must be different rows, each at least 1"),
+        ({"lags": (0,)}, "lags must be different offsets, each at least 1"),
+        ({"lags": (2, 2)}, "lags must be different offsets, each at least 1"),
         ({"scale_rows": 0}, "scale_rows must be at least 1"),
         ({"position": "concatenated"}, "position 'concatenated' is for symbols"),
     ):

@@ -49,6 +49,23 @@ def test_steps_are_those_of_pytorch(bf16):
         assert (mine - other).norm() < 0.03 * (other - first).norm()
 
 
+def test_a_closure_gives_gradients_and_loss():
+    """As `torch.optim` says: it is called with gradients on, and its loss returned."""
+    first, second = (torch.nn.Parameter(_matrices()[0]) for _ in range(2))
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        loss = (x**2).sum()
+        loss.backward()
+        return loss
+
+    before = (first**2).sum().item()
+    loss = Muon([first], lr=0.01, weight_decay=0.0).step(lambda: loss_of(first))
+    loss_of(second)
+    assert Muon([second], lr=0.01, weight_decay=0.0).step() is None
+    assert loss.item() == before
+    assert torch.equal(first, second)
+
+
 def _matrices() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator) for shape in ((16, 8), (8, 16), (16, 8), (12, 12))]
