@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class Accelerated:
     replaced: the functions. Printed, a line for each of them.
     """
 
-    def __init__(self, before: dict[Replaced, FunctionType]):
+    def __init__(self, before: dict[Replaced, Callable[..., Any]]):
         self._before, self._undone = before, False
 
     @property
@@ -83,21 +84,19 @@ def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
     return Accelerated(before)
 
 
-def _replace(module: ModuleType) -> dict[Replaced, FunctionType]:
+def _replace(module: ModuleType) -> dict[Replaced, Callable[..., Any]]:
     """Have a module's kernels served on the CPU -> the functions that were there."""
     before = {}
-    for name, kernel, function in list(kernels.asked_for(module)):
-        mine = kernels.ours(kernel, function.__module__)
-        assert mine is not None
-        drop = kernels.of_transformers(function)
-        served: Any = kernels.on_cpu(mine, function, drop=drop)
+    for use in list(kernels.asked_for(module)):
+        served: Any = kernels.on_cpu(use.mine, use.theirs, drop=use.drop)
         served.lintra_accelerates = True  # unlike the functions that `install` has wrapped
-        setattr(module, name, served)
-        before[Replaced(module.__name__, name, f"{mine.__module__}.{mine.__name__}")] = function
+        setattr(module, use.name, served)
+        kernel = f"{use.mine.__module__}.{use.mine.__name__}"
+        before[Replaced(module.__name__, use.name, kernel)] = use.theirs
     return before
 
 
-def _replaced(module: ModuleType) -> dict[Replaced, FunctionType]:
+def _replaced(module: ModuleType) -> dict[Replaced, Callable[..., Any]]:
     """Return the functions that `accelerate` replaced in a module."""
     return {
         Replaced(module.__name__, name, ""): vars(x)["__wrapped__"]

@@ -7,11 +7,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from types import FunctionType, ModuleType
-from typing import Any
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lintra.compat.arguments import Dropped
 
@@ -34,16 +34,29 @@ MODULES = {
 _STEPS = ("fused_recurrent_gated_delta_rule", "fused_recurrent_kda")  # from a state to a state
 
 
-def asked_for(module: ModuleType) -> Iterator[tuple[str, str, FunctionType]]:
-    """Yield (name in the module, kernel, function) for each kernel of `PACKAGES` that a module uses.
+class Use(NamedTuple):
+    """A kernel of `PACKAGES` that a module uses."""
+
+    name: str  # in the module
+    kernel: str  # its name in its package
+    theirs: Any  # what the module calls: transformers' own fallback, or the package's function
+    mine: Callable[..., Any]  # lintra's function
+    drop: bool  # as `on_cpu` takes it
+
+
+def asked_for(module: ModuleType) -> Iterator[Use]:
+    """Yield each kernel of `PACKAGES` that a module uses and does not yet have from lintra.
 
     Either transformers' own fallback, which names the kernel it stands for, or a package's function.
     """
-    for name, function in list(vars(module).items()):
-        if isinstance(function, FunctionType) and not serves_cpu(function):
-            kernel = _kernel(function)
-            if kernel is not None and ours(kernel, function.__module__) is not None:
-                yield name, kernel, function
+    for name, theirs in list(vars(module).items()):
+        function = _function(theirs)
+        if function is None or serves_cpu(function):
+            continue
+        kernel, origin = _kernel(name, function)
+        mine = ours(kernel, origin) if kernel else None
+        if mine is not None:
+            yield Use(name, kernel, theirs, mine, drop=of_transformers(function))
 
 
 def ours(kernel: str, origin: str = "") -> Callable[..., Any] | None:
@@ -98,29 +111,44 @@ def serves_cpu(function: Callable[..., Any]) -> bool:
     return getattr(function, "lintra_serves_cpu", False)
 
 
-def of_transformers(function: FunctionType) -> bool:
+def of_transformers(function: Callable[..., Any]) -> bool:
     """Return whether a function is transformers' choice between a package's kernel and its own fallback."""
-    return "func_name" in function.__code__.co_freevars and hasattr(function, "__wrapped__")
+    around = function.__code__.co_freevars if isinstance(function, FunctionType) else ()
+    return "func_name" in around and hasattr(function, "__wrapped__")
 
 
 def slow(module: ModuleType) -> Iterator[str]:
     """Yield the package of each kernel that a module of transformers does not take from lintra."""
-    for function in vars(module).values():
-        if isinstance(function, FunctionType) and of_transformers(function) and not serves_cpu(function):
+    for function in map(_function, vars(module).values()):
+        if function is not None and of_transformers(function) and not serves_cpu(function):
             around = _variables(function)
             found = around["implementation"]
             if not serves_cpu(found) and not found.__module__.startswith("lintra."):
                 yield around["package"]
 
 
-def _kernel(function: FunctionType) -> str | None:
-    """Return the name of the kernel that a function is, or stands for; None for any other function."""
+def _function(x: Any) -> FunctionType | MethodType | None:
+    """Return x where it is a function, or the one that it calls: the package kernels, where transformers
+    finds it, makes layers of functions. None for anything else."""
+    if isinstance(x, nn.Module):
+        x = _variables(type(x).forward).get("func")
+    return x if isinstance(x, FunctionType | MethodType) else None
+
+
+def _kernel(name: str, function: FunctionType | MethodType) -> tuple[str, str]:
+    """Return the kernel that a function, called `name`, is or stands for, and the module that it is from; of
+    any other function, an empty string."""
     if of_transformers(function):
-        return _variables(function)["func_name"]
-    return function.__name__ if (function.__module__ or "").partition(".")[0] in PACKAGES else None
+        return _variables(function)["func_name"], function.__module__
+    kernel, origin = function.__name__, function.__module__ or ""
+    if kernel == "apply" and isinstance(function, MethodType):  # of an autograd.Function: swiglu of fla
+        kernel, origin = name, function.__self__.__module__
+    return kernel if origin.partition(".")[0] in PACKAGES else "", origin
 
 
-def _variables(function: FunctionType) -> dict[str, Any]:
-    """Return the variables of the functions around this one that it uses."""
+def _variables(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the variables of the functions around this one that it uses; none of a method."""
+    if not isinstance(function, FunctionType):
+        return {}
     cells = function.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}

@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_transformers_still_asks_for_its_kernels_by_the_names_we_know(name):
     """This fails if a newer transformers looks up its kernels in another way, or under other names."""
     model = FAMILIES[name].build()
     module = sys.modules[type(model).__module__]
-    asked = {kernel for _, kernel, _ in kernels.asked_for(module)}
+    asked = {use.kernel for use in kernels.asked_for(module)}
     needed = {
         "gated delta rule": {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"},
         "KDA": {"chunk_kda", "fused_recurrent_kda"},
@@ -113,6 +114,41 @@ def test_a_mixer_derived_from_one_of_transformers_is_accelerated():
     mixer = Derived(MambaConfig(hidden_size=32), 0)
     with lintra.accelerate(mixer) as found:
         assert {x.module for x in found.replaced} == {MambaMixer.__module__}
+
+
+def layer_of(function: FunctionType) -> nn.Module:
+    """A function as transformers has it where the package kernels is installed."""
+    func = function
+
+    class Func(nn.Module):
+        def forward(self, *args, **kwargs):
+            return func(*args, **kwargs)
+
+    return Func()
+
+
+def test_functions_in_layers_are_replaced(monkeypatch):
+    model = FAMILIES["mamba2"].build().eval()
+    module, tokens = sys.modules[type(model).__module__], torch.randint(64, (2, 7))
+    with torch.no_grad(), fallbacks(model):
+        expected = model(tokens).logits
+    for use in list(kernels.asked_for(module)):
+        monkeypatch.setattr(module, use.name, layer_of(use.theirs))
+    before = functions(model)
+    assert set(kernels.slow(module)) == {"mamba_ssm", "causal_conv1d"}
+    with torch.no_grad(), lintra.accelerate(model) as accelerated:
+        assert len(accelerated.replaced) == 4
+        torch.testing.assert_close(model(tokens).logits, expected)
+    assert functions(model) == before
+
+
+def test_functions_that_apply_a_gradient_of_fla_are_replaced():
+    mlp = pytest.importorskip("fla.modules.mlp", reason="no FLA")
+    layer, x = mlp.GatedMLP(hidden_size=16, fuse_swiglu=False), torch.randn(2, 5, 16)
+    with lintra.accelerate(layer) as accelerated:
+        assert "swiglu" in {each.name for each in accelerated.replaced}
+        gate, y = layer.gate_proj(x), layer.up_proj(x)
+        torch.testing.assert_close(layer(x), layer.down_proj(nn.functional.silu(gate) * y))
 
 
 def test_undo_done_twice_leaves_what_a_later_call_replaced():
