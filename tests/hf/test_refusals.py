@@ -169,7 +169,7 @@ def test_transformers_that_is_not_there():
 
 @pytest.mark.parametrize(
     "name",
-    ["intermediate_size", "hidden_act", "attention_dropout", "rms_norm_eps", "n_layer", "sliding_window"],
+    ["intermediate_size", "d_model", "num_heads", "n_positions", "rms_norm_eps", "n_layer", "sliding_window"],
 )
 def test_names_of_other_configurations_are_refused_with_ours(name):
     with pytest.raises(TypeError, match=f"LintraConfig has no field '{name}': give "):
