@@ -191,8 +191,8 @@ class CrossBlock(Block):
         return self._feed_forward(x)
 
     def start(self, batch: int, memory: State) -> CrossState:
-        """Return the state before any token."""
-        return CrossState(self.attn.start(batch), memory)
+        """Return the state before any token, on the device of the memory."""
+        return CrossState(self.attn.start(batch, device=memory[0].device), memory)
 
     def extend(
         self,
