@@ -181,8 +181,9 @@ def test_names_are_moved_apart(heights, expected):
 def test_words_stand_over_what_was_heard(tmp_path):
     """Each in its own colour, from its start to its end."""
     words = [("one", 0.2, 0.8), ("two", 1.2, 1.8)]
+    steps = {"shift": 0.01, "stride": 0.04}
     pictures.alignment(
-        tmp_path / "a.png", np.zeros((200, 40)), words, np.full(50, 0.5), shift=0.01, title="said: one two"
+        tmp_path / "a.png", np.zeros((200, 40)), words, np.full(50, 0.5), **steps, title="said: one two"
     )
     found, columns = pixels(tmp_path / "a.png"), []
     for color in COLORS[:2]:

@@ -72,7 +72,7 @@ FURTHER: list[Changes] = [
     ),
     ("4 images a step, 600 steps", {}, {"batch": 4, "steps": 600}),
     ("16 images a step, 150 steps", {}, {"batch": 16, "steps": 150}),
-    ("weight decay 0.01", {}, {"weight_decay": 0.01}),
+    ("weight decay 0.1", {}, {"weight_decay": 0.1}),
     ("2 heads: a state of twice the size", {"heads": 2}, {}),
     ("8 heads: a state of half the size", {"heads": 8}, {}),
     ("a short convolution over 4 values", {"conv": 4}, {}),
@@ -176,7 +176,9 @@ def main() -> None:
         print("to do: what a step of each takes, which says how many steps are trained")
         return
     if options.what == "ablation":  # what the file holds is not trained again
-        trials = [trial for trial in ablation(options.data) if trial.name not in scores]
+        asked = ablation(options.data)
+        scores = {trial.name: scores[trial.name] for trial in asked if trial.name in scores}
+        trials = [trial for trial in asked if trial.name not in scores]
     else:
         trials = hours.trials(options.data)
     if options.list:

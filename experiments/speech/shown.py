@@ -41,6 +41,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
         [(word["text"], word["start"], word["end"]) for word in shown["words"]],
         np.array(shown["symbol"]),
         shift=shown["shift"],
+        stride=shown["shift"] * shown["subsample"],
         title=f"said: {shown['said']}",
     )
     return files

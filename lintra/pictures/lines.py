@@ -68,7 +68,8 @@ def percentages(
     levels: Mapping[str, float] | None = None,
 ) -> None:
     """Draw lines as `logarithmic` does, but for y on a plain axis from 0 to 100, or to 10, 20 or 50 if no
-    value is higher; a bar is a range, and levels, name -> y, are dashed."""
+    value is higher; a bar is a range, and levels, name -> y, are dashed. Where the least is at least half of
+    the largest, y is from the ten below it to the ten above: no difference would be seen otherwise."""
     figure, panels = _panels(lines, others or {}, x=x, y=y, title=title)
     for axes, ends in panels:
         for name, level in (levels or {}).items():
@@ -80,11 +81,15 @@ def percentages(
                 axes.vlines(at, low, high, color=color, alpha=0.45, linewidth=1.5)
     groups = [lines, *(others or {}).values()]
     values = [value for group in groups for line in group.values() for value in line.values()]
-    values += [high for at in (ranges or {}).values() for _, high in at.values()]
-    top, step = next((x for x in ((10, 2), (20, 5), (50, 10)) if max(values) <= x[0]), (100, 20))
+    values += [end for at in (ranges or {}).values() for ends in at.values() for end in ends]
+    values += (levels or {}).values()
+    bottom, (top, step) = 0, next((x for x in ((10, 2), (20, 5), (50, 10)) if max(values) <= x[0]), (100, 20))
+    if min(values) >= max(values) / 2 and top > 20:
+        bottom, top = 10 * math.floor(min(values) / 10), 10 * math.ceil(max(values) / 10)
+        step = 5 if top - bottom <= 30 else 10
     for axes, ends in panels:
-        axes.set_ylim(0, 1.02 * top)
-        axes.set_yticks(range(0, top + 1, step))
+        axes.set_ylim(bottom, top + 0.02 * (top - bottom))
+        axes.set_yticks(range(bottom, top + 1, step))
         _name(axes, ends)
     save(path, figure)
 

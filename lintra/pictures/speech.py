@@ -16,10 +16,12 @@ def alignment(
     symbol: np.ndarray,
     *,
     shift: float,
+    stride: float,
     title: str,
 ) -> None:
     """A filterbank [t bins], above it the words with the seconds between which each was said, below it how
-    probable a symbol is, and not the blank [u]; `shift` seconds from a frame to the next.
+    probable a symbol is, and not the blank [u]; `shift` seconds from a frame to the next, `stride` from a
+    prediction to the next.
     """
     seconds = shift * len(features)
     figure = Figure(
@@ -43,9 +45,7 @@ def alignment(
         above.text(*middle, word, transform=where, ha="center", va="bottom", color=color, fontsize=9)
         below.axvspan(start, end, color=color, alpha=0.15, linewidth=0)
     above.set_ylabel("mel filter", color=INK, fontsize=9)
-    below.step(
-        np.linspace(0, seconds, len(symbol), endpoint=False), symbol, where="post", color=INK, linewidth=0.9
-    )
+    below.stairs(symbol, stride * np.arange(len(symbol) + 1), color=INK, linewidth=0.9)
     below.set_ylim(0, 1.05)
     below.set_xlim(0, seconds)
     below.set_ylabel("p(symbol)", color=INK, fontsize=9)
