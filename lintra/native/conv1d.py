@@ -77,6 +77,11 @@ def step(
     first token goes to place starts % l. Raises MemoryError.
     """
     b, t, c = x.shape
+    native.same_shape("weight", weight, (c, weight.shape[1]))
+    native.same_shape("bias", bias, (c,))
+    native.same_shape("buffer", buffer, (buffer.shape[0], c, buffer.shape[2]))
+    native.same_dtype(native.sum_dtype(x), weight=weight, bias=bias)
+    native.same_dtype(x.dtype, buffer=buffer)
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     rows, starts = native.as_int64(indices), native.as_int64(starts)

@@ -18,17 +18,14 @@ template <class T, class E>
 struct Conv1dStep {
   const lintra_conv1d_step& call;
 
-  // `n` elements, `step` elements apart, in order.
-  static void gather(const E* from, i64 step, i64 n, E* to) {
-    for (i64 i = 0; i < n; ++i) to[i] = from[i * step];
-  }
+  // `n` elements, a number of elements apart.
   static void move(const E* from, i64 from_step, E* to, i64 to_step, i64 n) {
     for (i64 i = 0; i < n; ++i) to[i * to_step] = from[i * from_step];
   }
   void read(const E* from, i64 step, i64 n, T* row) const {
     E elements[kStepChannels];
     if (step != 1) {
-      gather(from, step, n, elements);
+      move(from, step, elements, 1, n);
       from = elements;
     }
     read_row((const char*)from, row, n, call.dtype);

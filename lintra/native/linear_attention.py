@@ -12,6 +12,7 @@ from torch import Tensor
 from lintra import native
 
 _FORWARD = struct.Struct("13q d 25q 7q")  # native.LINEAR_ATTENTION up to z_out
+_REST = bytes(native.LINEAR_ATTENTION.size - _FORWARD.size)  # of `backward` alone
 
 
 def forward(
@@ -74,7 +75,7 @@ def forward(
         kv_out.data_ptr(),
         z_out.data_ptr(),
     )
-    native.check(library.lintra_forward(call))
+    native.check(library.lintra_forward(call + _REST))
     return y, kv_out, z_out, den, lost
 
 

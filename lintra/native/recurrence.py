@@ -1,8 +1,8 @@
 """The sum with a decay for every key feature, and the delta rule, in C++ on the CPU.
 
 `forward` and `backward` compute what `lintra.ops.linear_attention` defines without a denominator.
-`lintra/native/recurrence.h` has the formulas. Shapes and the dtype of sums are checked; all else is trusted:
-the caller has checked it.
+`lintra/native/recurrence.h` has the formulas. Shapes and dtypes are checked; all else is trusted: the caller
+has checked it.
 """
 
 import functools
@@ -134,6 +134,7 @@ class _Call:
             native.same_shape("log_decay", log_decay, (b, t, self.g, f)[: log_decay.dim()])
         native.same_shape("beta", beta, (b, t, self.g))
         native.same_shape("mask", mask, (b, t))
+        native.same_dtype(q.dtype, k=k, v=v)
         self.h = max(queries, self.g)
         n = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.states = (n, self.g, f, e)

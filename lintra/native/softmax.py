@@ -1,8 +1,8 @@
 """Softmax attention to bands, segments, listed blocks and sorted chunks in C++, on the CPU, no score kept.
 
 `forward` and `backward` compute what `lintra.ops.banded`, `segments` and `blocks` define, `forward_sorted`
-and `backward_sorted` what `lintra.ops.lsh` does. `lintra/native/softmax.h` says how. Arguments are trusted:
-the caller has checked them.
+and `backward_sorted` what `lintra.ops.lsh` does. `lintra/native/softmax.h` says how. Shapes and dtypes are
+checked; all else is trusted: the caller has checked it.
 """
 
 from collections.abc import Sequence

@@ -254,7 +254,8 @@ OUTLINE vf exponential(vf x) {
   return p * (vf)((vu)(bits - half + 127) << 23);
 }
 
-// ln x for normal x > 0: x = 2^n m, m in [sqrt(1/2), sqrt(2)), and ln m = 2 artanh((m - 1) / (m + 1)).
+// ln x for normal x > 0: x = 2^n m, m in [sqrt(1/2), sqrt(2)), and ln m = 2 artanh((m - 1) / (m + 1)). NaN of
+// NaN, whose bits are those of a number.
 INLINE vf logarithm(vf x) {
   const vi n = ((vi)x - 0x3f3504f3) >> 23;
   const vf m = (vf)((vu)x - ((vu)n << 23)), s = (m - 1.0f) / (m + 1.0f), t = s * s;
@@ -263,7 +264,7 @@ INLINE vf logarithm(vf x) {
   p = p * t + 1.0f / 5;
   p = p * t + 1.0f / 3;
   const vf k = __builtin_convertvector(n, vf);
-  return k * 0.693359375f + (s * t * p * 2.0f - k * 2.12194440e-4f + 2.0f * s);
+  return blend(x == x, k * 0.693359375f + (s * t * p * 2.0f - k * 2.12194440e-4f + 2.0f * s), x);
 }
 
 INLINE vf log_sigmoid(vf x) {

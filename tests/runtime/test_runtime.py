@@ -470,6 +470,22 @@ def test_no_probabilities():
     assert torch.equal(sequence.params(), fresh.params())
 
 
+@pytest.mark.parametrize("part", range(3))  # a weight, a mean, the logarithm of a scale
+def test_no_probabilities_of_a_mixture(part):
+    """A component whose sum is inf - inf gives no number, as in PyTorch."""
+    model = build(vocabulary=9, output=LogisticMixture(components=2))
+    with torch.no_grad():
+        model.head.weight[2 * part] = 3e38 * torch.randn(model.config.width).sign()
+    sequence = Sequence(loaded(model))
+    sequence.prefill([5])
+    params = sequence.params()
+    assert params.isnan().tolist() == [i == 2 * part for i in range(6)]
+    assert model.output.log_probs(params[None]).isnan().all()
+    assert sequence.log_probs().isnan().all()
+    with pytest.raises(Error, match="the probabilities to draw from are no numbers"):
+        sequence.sample(0.5)
+
+
 def test_why_there_is_no_library(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(native, "_folders", lambda: [tmp_path])
     runtime._load.cache_clear()
