@@ -27,6 +27,7 @@ SAMPLES, COMPLETED, TIMES = 48, 8, 4  # images sampled; images completed, and ho
 GIVEN = 0.5  # the part of an image that is given to complete it
 RUN = "run"  # the folder of the training run within the demo's
 MARK = "demo.json"  # in it, says that the demo may replace it
+PICTURES = ("samples.png", "completions.png", "loss.png", "time-per-token.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def run(
     """Run all steps -> the figures (what, how much) and the pictures. Replaces the output of an earlier demo.
     verbosity: how much training prints.
 
-    Raises Error for a run in its folder that is not the demo's.
+    Raises Error for a run or a picture in its folder that is not the demo's.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(_best_threads(digits.Config()))
@@ -64,6 +65,7 @@ def run(
 def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, str]], list[Path]]:
     task = digits.Config()
     trained = _train(config, task, verbosity)
+    samples, completions, loss, speed = (config.dir / name for name in PICTURES)
     model = checkpoint.load(trained.folder)
     curves = train.curves(trained.folder)
     images = task.build()
@@ -80,12 +82,10 @@ def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, st
     sampled = images.draw(images.blank(model, SAMPLES), draw)
     seconds = time.perf_counter() - start
     figures.append(("images sampled as an RNN", f"{SAMPLES / seconds:.1f} a second, {SAMPLES} at once"))
-    samples = config.dir / "samples.png"
     pictures.samples(samples, sampled, f"{SAMPLES} digits sampled by an RNN")
 
     prompts, originals = images.prompts(COMPLETED, GIVEN)
     completed = images.complete(prompts, TIMES, draw)
-    completions = config.dir / "completions.png"
     title = "Test digits, lower half sampled by an RNN"
     whole = images.to_images(originals)
     pictures.completions(completions, whole, images.rows(prompts), completed, title)
@@ -93,12 +93,10 @@ def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, st
     difference = disagreement(model, originals)
     figures.append(("parallel and RNN form differ by", f"{difference:.1e} at most, of log-probabilities"))
 
-    loss = config.dir / "loss.png"
     title = f"Training on 1,500 real digits: {bits:.3f} bits/dim in validation"
     train_curve, validate_curve = curves.get("train_loss", {}), curves["validate_loss"]
     pictures.loss_curve(loss, train_curve, validate_curve, unit="nats per symbol", title=title)
 
-    speed = config.dir / "time-per-token.png"
     figures += _time_per_token(config, model.config, speed)
     return figures, [samples, completions, loss, speed]
 
@@ -153,8 +151,12 @@ def _mark(run: train.Run) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the run of an earlier demo. Raises Error for one that is not the demo's, or was trained on."""
+    """Remove the run of an earlier demo. Raises Error for one that is not the demo's, or was trained on, and
+    without a run for a picture that the demo would replace."""
     if not (folder / "run.json").exists():
+        for picture in (folder.parent / name for name in PICTURES):
+            if picture.exists():
+                raise Error(f"{picture} is not the demo's and is kept: take another --dir, or rename it")
         return
     run, mark = train.Run.read(folder), folder / MARK
     if not mark.exists() or to_json(run.train) != read_json(mark):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -468,6 +469,13 @@ def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
         checkpoint.save_state(model.start(1), tmp_path / name)
     for file in (*(tmp_path / "model").iterdir(), tmp_path / "state", tmp_path / "plain"):
         assert file.stat().st_mode == mode, file
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
+    model, place = build(), tmp_path / "state"
+    place.touch(mode=0o600)
+    checkpoint.save_state(model.start(1), place)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
 
 
 def test_the_newest_checkpoint_of_a_run(tmp_path):

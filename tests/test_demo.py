@@ -52,6 +52,14 @@ def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
     assert run.checkpoints()
 
 
+@pytest.mark.usefixtures("_tiny")
+def test_a_picture_of_another_is_kept(tmp_path):
+    (tmp_path / "loss.png").write_text("mine")
+    with pytest.raises(checkpoint.Error, match=r"loss\.png is not the demo's and is kept"):
+        demo.run(demo.Config(dir=tmp_path, seconds=0.01, longest=32))
+    assert [x.name for x in tmp_path.iterdir()] == ["loss.png"]
+
+
 def test_disagreement_is_seen():
     """Zero up to rounding for one model; a broken RNN form would be visible."""
     config = decoder.Config(vocabulary=17, layers=1, heads=2, width=16)

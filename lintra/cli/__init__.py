@@ -4,6 +4,7 @@
 import what they need when they are called.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -80,6 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _any_command(args: Sequence[str]) -> int:
+    if args[:1] == ["help"] and len(args) > 1:
+        args = [*args[1:], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(_HELP, end="")
     elif args[0] == "--version":
@@ -119,7 +122,8 @@ def run(
         if debug:
             traceback.print_exc()
         if _should_report(error):
-            print(f"{name}: {_one_line(error)}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # its terminal may be gone
+                print(f"{name}: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
 
 

@@ -17,6 +17,7 @@ from lintra.io.files import expanded
 T = TypeVar("T")
 
 _FLAG_WIDTH = 29  # columns for a flag and its values
+_NARROWEST = 20  # columns for what a flag means, on any terminal
 
 
 class UsageError(ValueError):
@@ -132,7 +133,7 @@ def _reason(printed: str) -> str:
 
 def _help_lines(printed: str) -> Iterator[str]:
     """tyro's help in two columns: a flag with its values, and what it means."""
-    width = _width() - _FLAG_WIDTH - 2
+    width = max(_width() - _FLAG_WIDTH - 2, _NARROWEST)
     flags: list[list[str]] = []
     for line in itertools.chain.from_iterable(_paragraphs(printed)):
         text = line.strip()

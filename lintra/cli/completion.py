@@ -53,6 +53,7 @@ def script(words: dict[str, list[str]]) -> str:
         *more,  # the longest first
         f"    ' ') words='{' '.join(COMMANDS)} --help --version --debug' ;;",
         "  esac",
+        '  [[ $COMP_CWORD -gt 2 && ${COMP_WORDS[COMP_CWORD-1]} == --* && $current != -* ]] && words=""',
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
         "}",
         "complete -o default -F _lintra lintra",

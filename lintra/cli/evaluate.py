@@ -114,7 +114,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     nats, batch = torch.empty(0), options.batch
     with (
         progress("scoring", len(chosen), "samples", quiet=options.output.quiet) as report,
-        stopping() as stop,
+        stopping("batch") as stop,
     ):
         if isinstance(task, PixelTask):
             images = task.test.values[chosen]
@@ -132,10 +132,10 @@ def evaluate_command(args: Sequence[str]) -> int:
             f"\nThe probabilities of all {model.config.vocabulary} symbols sum to 1 within {off:.1e} "
             f"(allowed: {evaluate.TOLERANCE:.0e}), checked on {min(len(chosen), CHECKED)} samples"
         )
-    if options.predictions and isinstance(task, TextClassification):
-        _predict(model, task, chosen[:scored], options, options.predictions)
     found = {name: x.as_json() for name, x in scores.items()}
     evaluation.save(found, partial, probabilities_sum_to_1_within=off, tolerance=evaluate.TOLERANCE)
+    if options.predictions and isinstance(task, TextClassification):
+        _predict(model, task, chosen[:scored], options, options.predictions)
     if partial:
         return stop.exit_code
     if options.pictures and isinstance(task, PixelTask):

@@ -26,7 +26,7 @@ def evaluate(opened: Opened, options: Any) -> int:
     check_recurrent(model)
     windows = sampled(len(task.test), options.limit, options.seed)
     evaluation, quiet = Evaluation(opened, options, len(task.test)), options.output.quiet
-    with progress("forecasting", len(windows), "windows", quiet=quiet) as report, stopping() as stop:
+    with progress("forecasting", len(windows), "windows", quiet=quiet) as report, stopping("batch") as stop:
         settings = {"batch": options.batch, "seed": options.seed}
         scores = forecast_scores(model, task, windows, **settings, report=report, stopped=stop)
     scored = scores["model"].coverage.samples

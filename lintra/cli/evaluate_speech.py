@@ -34,7 +34,7 @@ def evaluate(opened: Opened, options: Any) -> int:
     config, search = model.config, options.decoding.search(model)
     corpus, skipped = _corpus(config.features, task, options)
     evaluation, quiet = Evaluation(opened, options, len(task.tested)), options.output.quiet
-    with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping() as stop:
+    with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping("batch") as stop:
         scored, without = scoring.transcripts(
             model,
             corpus,
@@ -56,17 +56,17 @@ def evaluate(opened: Opened, options: Any) -> int:
         print(f"\n{cut_short(f'the {len(scored):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
         print(f"\n{describe_skipped(skipped, options.json)}")
-    for path in options.hypotheses:
-        hypotheses.write(path, scored, task.tested, config.symbols.unit)
-    if options.hypotheses:
-        made = [str(file) for path in options.hypotheses for file in hypotheses.written(path)]
-        print(f"\nhypotheses saved in {', '.join(made)}")
     evaluation.save(
         {name: dataclasses.asdict(rate) for name, rate in rates.items()},
         partial,
         search=options.decoding.as_json(search),
         skipped=[each._asdict() for each in skipped],
     )
+    for path in options.hypotheses:
+        hypotheses.write(path, scored, task.tested, config.symbols.unit)
+    if options.hypotheses:
+        made = [str(file) for path in options.hypotheses for file in hypotheses.written(path)]
+        print(f"\nhypotheses saved in {', '.join(made)}")
     if options.json is None:
         for each in skipped:
             print(f"lintra: {each.id}: {each.reason}", file=sys.stderr)

@@ -30,7 +30,7 @@ class Options:
 
     data: str | None = None  # a text file (.gz, .xz too) or a folder of them
     vocabulary: int = 8_192  # tokens, including the 256 bytes and an end
-    out: Path | None = None  # the file; else tokenizer.json, if there is none yet
+    out: Out = None  # the file; else tokenizer.json, if there is none yet
     output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):

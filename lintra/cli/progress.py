@@ -1,25 +1,28 @@
 """Progress of a command: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from lintra.io.terminal import draws_bars
 from lintra.train.clock import SECONDS_PER_LINE, clock
+from lintra.train.console import console
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Give a function to call with how many of the `total`, assumed to be equally long, are done; it shows
     them on stderr, so that stdout has results alone. quiet: nothing is shown."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False, quiet=quiet)
-    if not console.is_terminal:
-        yield _lines(console, what, total, unit)
+    shown = console(stderr=True, quiet=quiet)
+    if not draws_bars(sys.stderr):
+        yield _lines(shown, what, total, unit)
         return
     columns = BarColumn(bar_width=24), TextColumn("{task.description}")
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=shown, transient=True) as bar:
         task, start = bar.add_task(what, total=total), time.monotonic()
 
         def show(done: int) -> None:
@@ -28,7 +31,7 @@ def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterat
         yield show
 
 
-def _lines(console: Console, what: str, total: int, unit: str) -> Callable[[int], None]:
+def _lines(shown: Console, what: str, total: int, unit: str) -> Callable[[int], None]:
     """Show progress as lines; none for short work."""
     start = spoken = time.monotonic()
 
@@ -36,7 +39,7 @@ def _lines(console: Console, what: str, total: int, unit: str) -> Callable[[int]
         nonlocal spoken
         if done < total and time.monotonic() - spoken >= SECONDS_PER_LINE:
             spoken = time.monotonic()
-            console.print(_text(what, done, total, unit, start))
+            shown.print(_text(what, done, total, unit, start))
 
     return show
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from lintra.io.terminal import announce
+
 
 class StopRequested(Exception):
     """Waiting ended because of a signal that asks to stop."""
@@ -38,9 +40,10 @@ class Stopping:
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[Stopping]:
+def stopping(after: str = "") -> Iterator[Stopping]:
     """Only note the first SIGINT or SIGTERM inside; the second one has its usual effect.
 
+    after: what is finished first, such as "batch", which a line then says; without it nothing is said.
     Outside the main thread, which alone receives signals, nothing is noted.
     """
     noted = Stopping()
@@ -59,6 +62,8 @@ def stopping() -> Iterator[Stopping]:
         restore()
         if noted.raises:
             raise StopRequested
+        if after:
+            announce(f"stopping after this {after}; the same signal again ends at once")
 
     try:
         for signum in before:

@@ -66,9 +66,15 @@ _CHANGEABLE = tuple(x.name for x in dataclasses.fields(Resume) if x.name not in 
 
 
 def train_command(args: Sequence[str]) -> int:
+    flags = {arg.partition("=")[0] for arg in args}
     if not args or args[0] in ("-h", "--help"):
         _print_help()
-    elif any(arg.partition("=")[0] == "--resume" for arg in args):
+    elif "--device" in flags:
+        raise UsageError(
+            "train has no --device: it takes GPUs if there are any, as many as --devices says; with "
+            "CUDA_VISIBLE_DEVICES= before the command it trains on the CPU"
+        )
+    elif "--resume" in flags:
         _resume(args)
     elif (name := args[0].replace("_", "-")) in _names():
         new = _new_run(name, args[1:])

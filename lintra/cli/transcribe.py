@@ -50,7 +50,10 @@ class Options:
 
     def __post_init__(self):
         if not self.files and not self.live:
-            raise ValueError("files must name at least one file to hear, got none")
+            raise ValueError(
+                "files must name at least one file to hear, or - for standard input, got none "
+                "(--live hears a microphone)"
+            )
         if self.files and self.live:
             raise ValueError("live hears a microphone: leave the files out")
         if self.json + self.ctm + self.srt > 1:

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,7 +131,7 @@ def publish(new: Path, path: Path) -> None:
     """Put a file or folder that is written at `path`, where it appears at once and whole; what was there is
     then at `new` or beside it, if it was a folder. Raises OSError."""
     written = [new, *(new.rglob("*") if new.is_dir() else ())]
-    _open_to_readers(written)
+    _open_to_readers(written, path)
     _flush(*written)
     _put(new, path)
     _flush(path.parent)
@@ -228,11 +229,14 @@ def _runs_in(folder: Path) -> bool:
     return folder in (here, *here.parents)
 
 
-def _open_to_readers(written: Sequence[Path]) -> None:
-    """Give files the permissions of any new file: safetensors makes its own readable by their owner alone."""
-    plain = written[0].with_name(f".{written[0].name}")
-    plain.touch()
-    mode = plain.stat().st_mode
+def _open_to_readers(written: Sequence[Path], path: Path) -> None:
+    """Give files the permissions of the file at `path`, or of any new file where there is none: safetensors
+    makes its own readable by their owner alone."""
+    like = path
+    if not path.is_file():
+        like = written[0].with_name(f".{written[0].name}")
+        like.touch()
+    mode = stat.S_IMODE(like.stat().st_mode)
     for file in written:
         if file.is_file():
             file.chmod(mode)

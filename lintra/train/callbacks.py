@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from lintra.checkpoint import step_of
+from lintra.io.terminal import announce
 from lintra.train.curve import curves
 from lintra.train.learner import Diverged
 from lintra.train.run import Run
@@ -27,9 +28,7 @@ class Interrupted(Exception):
 
     def __init__(self, signum: int, run: Run, step: int):
         name = signal.Signals(signum).name
-        super().__init__(
-            f"stopped by {name} after step {step:,}: resume it with lintra train --resume {run.folder}"
-        )
+        super().__init__(f"stopped by {name} after step {step:,}: resume it with lintra train {run.resuming}")
         self.exit_code = 128 + signum
 
 
@@ -44,9 +43,13 @@ class StopCallback(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()
+        self.announces = trainer.is_global_zero
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):  # Lightning puts the old handlers back
                 signal.signal(signum, self._note)
+            hangup = getattr(signal, "SIGHUP", None)  # of a terminal that is closed; not on Windows
+            if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as nohup sets it
+                signal.signal(hangup, self._note)
 
     def elapsed(self) -> float:
         """Seconds of training so far."""
@@ -55,6 +58,8 @@ class StopCallback(Callback):
     def _note(self, signum: int, _: Any) -> None:
         self.noted = signum
         signal.signal(signum, signal.SIG_DFL)  # the second one ends the program at once
+        if self.announces:
+            announce("stopping after this step, to save it; the same signal again ends at once, unsaved")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         anywhere = trainer.strategy.reduce_boolean_decision  # processes must stop at the same step

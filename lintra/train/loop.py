@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
 from lintra.train.config import Config, Verbosity
 from lintra.train.consistency import AlikeCallback
+from lintra.train.console import console
 from lintra.train.data_checks import check_begun, check_room
 from lintra.train.ddp import OrderedDDP
 from lintra.train.ema import WeightEMA
@@ -64,35 +64,23 @@ def fit_locked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
         _fit(run, task, verbosity, is_first_process())
 
 
-class _Console(Console):
-    """Console of training, which continues when nobody reads it any more, as behind `| head`."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # for what is still to be flushed
-
-
-def _console(quiet: bool) -> Console:
-    return _Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
 def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
-    console = _console(quiet=not first or verbosity == "result")
+    shown = console(quiet=not first or verbosity == "result")
     run, start, data = _begun(run, task)
     with _quiet(), loggers(run, quiet=verbosity == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
         model = _model(run, task, start is None, first)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", resumed after {start.name}" if start else ""
-        console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
+        shown.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
         config = shortened(run.train, run.steps)
         for notice in (*notices(config), *task.notices(run.folder)) if first else ():
-            console.print(notice)
+            shown.print(notice)
         stop = StopCallback(config.steps, config.max_minutes)
         for line in described(run, config, model, task) if verbosity == "all" else ():
-            console.print(line)
+            shown.print(line)
         alike = AlikeCallback(run, data, start)
-        trainer = _trainer(run, config, stop, logs, console, alike)
+        trainer = _trainer(run, config, stop, logs, shown, alike)
         learner = Learner(model, task, run.train)
         try:
             with lost_in_training(run, trainer):
@@ -108,15 +96,15 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
     if not first:
         return
     step = trainer.global_step
-    what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
+    what = "done" if step >= stop.steps else f"time is up, {run.resuming} resumes it"
     # Otherwise the scores have been printed before.
     scores = in_words(validation(trainer), task.loss_unit) if verbosity == "result" else ""
     saving: Any = trainer.checkpoint_callback
     saved, best = run.checkpoints()[-1], saving.best()
     result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {saved}")))
-    _console(quiet=False).print(f"{what}: {result}")
+    console().print(f"{what}: {result}")
     if best not in (None, saved):
-        _console(quiet=False).print(f"lowest validation loss of those saved: {best}")
+        console().print(f"lowest validation loss of those saved: {best}")
 
 
 def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:

@@ -72,7 +72,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
         return LostProcess(
             f"process {trainer.global_rank} of {trainer.world_size} has lost another one, which ended or did "
             f"not answer within {run.train.timeout:g} seconds (--timeout), after step "
-            f"{trainer.global_step:,}: resume the run with lintra train --resume {run.folder}"
+            f"{trainer.global_step:,}: resume the run with lintra train {run.resuming}"
         )
 
     def watch(launcher: WatchingLauncher) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ class Run:
         """The step that ends the run."""
         return self.train.steps if self.fitted_steps is None else self.fitted_steps
 
+    @property
+    def resuming(self) -> str:
+        """The flag that resumes the run, as a shell takes it."""
+        return f"--resume {shlex.quote(str(self.folder))}"
+
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Write run.json, and copies of files that its checkpoints need, into a folder without a run or
@@ -93,8 +99,7 @@ class Run:
             if (begun := _begun_by(self)) is not None:
                 return begun
             raise Error(
-                f"{self.folder} holds a run already: resume it with --resume {self.folder}, or choose "
-                "another folder"
+                f"{self.folder} holds a run already: resume it with {self.resuming}, or choose another folder"
             )
         if checkpoints(self.folder):
             raise Error(f"{self.folder} holds checkpoints without their {RUN}: choose another folder")

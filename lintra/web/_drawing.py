@@ -11,8 +11,8 @@ from lintra.web._parts import fill, head, scripts
 MOST = 64  # pixels a side: a larger image takes too long
 
 _PROGRAM = ("worker.js", "runtime.js", "plain.js", "drawing.js")  # what runs in the worker
-_TITLE = "a transformer draws digits, one pixel at a time"
-_DESCRIPTION = "A linear transformer draws digits in this page, pixel by pixel, and completes yours."
+_TITLE = "a transformer draws {}, one pixel at a time"
+_DESCRIPTION = "A linear transformer draws {} in this page, pixel by pixel, and completes yours."
 _FEATURE_MAPS = {
     EluPlusOne: "elu(<i>x</i>) + 1",
     Relu: "max(<i>x</i>, 0)",
@@ -57,6 +57,8 @@ def page(model: Any, task: Any, name: str, weights: export.Weights) -> str:
     attention = heads.attention.config
     numbers = len(model.blocks) * heads.kv_heads * heads.dim  # of the keys of one token, in all layers
     above = _READ.format("S")
+    digits = task.name in ("digits", "images")
+    things = "digits" if digits else "images"
     about = {
         "height": height,
         "width": width,
@@ -64,8 +66,12 @@ def page(model: Any, task: Any, name: str, weights: export.Weights) -> str:
         "first": int(model.start_token is None),  # values that are not sampled
         "state_bytes": 4 * numbers * (heads.dim + 1),
         "cache_bytes": 4 * numbers * 2,
+        "things": things,
+        "examples": digits,
     }
     parts = {
+        "things": things,
+        "thing": "a digit" if digits else "an image",
         "width": width,
         "height": height,
         "half": height // 2,
@@ -78,7 +84,7 @@ def page(model: Any, task: Any, name: str, weights: export.Weights) -> str:
         "layers": len(model.blocks),
         "model_width": model.config.width,
         "parameters": f"{sum(x.numel() for x in model.parameters()):,}",
-        "head": head(title=_TITLE, description=_DESCRIPTION),
+        "head": head(title=_TITLE.format(things), description=_DESCRIPTION.format(things)),
         "scripts": scripts(model, weights, program=_PROGRAM, page="page.js", about=about),
     }
     return fill("page.html", parts)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -15,6 +16,8 @@ class Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # on Windows a second program could take the port, too
+    allow_reuse_port = False
 
     def __init__(self, page: str, port: int = 0):
         self.content = page.encode()

@@ -193,6 +193,7 @@
     "30,27 68,25 58,46 48,78",
   ];
   let example = 0;
+  $("example").hidden = !about.examples;
   $("example").addEventListener("click", () => {
     const pairs = EXAMPLES[example++ % EXAMPLES.length].split(" ").map((pair) => pair.split(",").map(Number));
     const points = pairs.map(([x, y]) => [(x * width) / 100, (y * height) / 100]);
@@ -223,7 +224,7 @@
   }
 
   function label() {
-    $("go").textContent = isEmpty() ? "Draw digits" : "Complete it";
+    $("go").textContent = isEmpty() ? `Draw ${about.things}` : "Complete it";
     offer($("stop"), running, $("go"));
   }
 

@@ -233,6 +233,7 @@
     event.preventDefault(); // else the browser would leave the page for it
     $("sheet").classList.remove("over");
     if (running) say("Stop first: one thing is heard at a time.");
+    else if (!ready) say("The model is not ready yet: drop the recording again in a moment.");
     else read(event.dataTransfer.files[0]);
   });
   $("clear").addEventListener("click", () => {

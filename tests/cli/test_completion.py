@@ -54,6 +54,8 @@ def test_bash_completes(lintra_says, tmp_path):
     assert completed("lintra", "generate", "--temp") == ["--temperature"]
     assert completed("lintra", "completion", "z") == ["zsh"]
     assert completed("lintra", "nothing", "--") == []
+    assert completed("lintra", "train", "text", "--data", "") == []  # bash then completes files
+    assert completed("lintra", "train", "text", "--data", "--st") != []
 
 
 def test_other_shells_are_refused(lintra_says):

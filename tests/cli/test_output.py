@@ -9,6 +9,8 @@ import pytest
 
 from lintra import cli, demo, train
 from lintra.audio.errors import SpeechError
+from lintra.cli import progress
+from lintra.io import terminal
 from lintra.tasks import copy, digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -154,3 +156,37 @@ def test_an_error_of_a_process_that_reads_ahead_is_one_sentence():
 def test_an_error_has_what_was_written(lintra_says, out):
     _, _, err = lintra_says("web", "--out", out)
     assert f"got {out} (see lintra web --help)" in err
+
+
+def test_help_fits_any_terminal(lintra_says, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    code, out, err = lintra_says("web", "--help")
+    assert (code, err) == (0, "")
+    assert "--port" in out
+    assert lintra_says("help", "web") == (code, out, err)
+
+
+@pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TTY_COMPATIBLE", "1")])
+def test_a_log_gets_lines_whatever_is_said_of_colours(capsys, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    with progress.progress("reading", 2, "rows") as show:
+        show(1)
+    said = capsys.readouterr().err
+    assert said.startswith("reading 1/2 rows")
+    assert said.count("\n") == 1
+
+
+def test_a_dumb_terminal_draws_no_bars(monkeypatch):
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.draws_bars(stream)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not terminal.draws_bars(stream)
+
+
+def test_train_has_no_device(lintra_says):
+    code, out, err = lintra_says("train", "digits", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert "with CUDA_VISIBLE_DEVICES= before the command it trains on the CPU" in err

@@ -21,9 +21,10 @@ from lintra.io.files import Error, read_json
 from lintra.tasks import Samples, copy, digits, pathfinder, text
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.shard_writer import write_shards
-from lintra.train import learner, loop
+from lintra.train import learner
 from lintra.train.batches import seed_of
 from lintra.train.callbacks import Interrupted
+from lintra.train.console import LastingConsole, console
 from lintra.train.learner import Diverged, Learner
 from lintra.train.schedule import LearningRateSchedule
 from tests.train.conftest import assert_same_weights, folders, weights
@@ -286,8 +287,12 @@ def test_an_unwritable_folder(new_run, monkeypatch):
         train.fit(run)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+SIGNALS += [(signal.SIGHUP, 129)] if hasattr(signal, "SIGHUP") else []  # a terminal is closed; not on Windows
+
+
+@pytest.mark.parametrize(("signum", "code"), SIGNALS)
+def test_a_signal_saves_and_stops(new_run, monkeypatch, capfd, signum, code):
     whole, run = new_run("whole", save_every=100), new_run("run", save_every=100)
     train.fit(whole)
     step = Learner.training_step
@@ -297,13 +302,14 @@ def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
             os.kill(os.getpid(), signum)
         return step(learner, batch, batch_idx)
 
-    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(s) for s, _ in SIGNALS]
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "training_step", interrupted)
         with pytest.raises(Interrupted, match=signal.Signals(signum).name) as caught:
             train.fit(run)
     assert caught.value.exit_code == code
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(s) for s, _ in SIGNALS] == handlers
+    assert "lintra: stopping after this step, to save it; the same signal again" in capfd.readouterr().err
     assert folders(run) == ["step-00000004"]
     train.fit(run)
     assert_same_weights(whole, run)
@@ -438,9 +444,8 @@ def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert re.fullmatch(
-        rf"lintra: stopped by {signal.Signals(signum).name} after step .* --resume .*\n", errors
-    )
+    name = signal.Signals(signum).name
+    assert re.fullmatch(rf"lintra: stopping .*\nlintra: stopped by {name} after .* --resume .*\n", errors)
     assert len(run.checkpoints()) == 1
 
 
@@ -529,10 +534,19 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(new_run, monk
     assert run.checkpoints()[-1].name == "step-00000015"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_console_outlives_what_it_writes_to():
+    with open("/dev/full", "w") as full:
+        shown = LastingConsole(file=full)
+        shown.print("one")
+        shown.print("two")
+        full.flush()
+
+
 def test_names_are_printed_as_they_are(capsys, monkeypatch):
     """Not as emoji or styles of rich, in training and in the progress of other commands."""
     name = "u8.wav:100: [bold]:fire:"
-    loop._console(quiet=False).print(name)
+    console().print(name)
     monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     with progress.progress(name, 2, "rows") as show:
         show(1)

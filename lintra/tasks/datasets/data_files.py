@@ -77,6 +77,8 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     try:
         with open(path, "rb") as raw, opener(raw) as content:
             yield content, raw
+    except PermissionError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path} cannot be read, it may be cut short ({error}); fetch it again") from error
 
