@@ -242,13 +242,13 @@ def _in_plot(
 
 
 def _crowd(box: Box, tracks: Sequence[np.ndarray], taken: Sequence[Box]) -> int:
-    """Return how many lines pass through a box, and more than all of them if it overlaps another or the
-    edge."""
+    """Return how many lines pass through a box, and more than all of them if it overlaps another or an edge;
+    above, a name may stand on it."""
     left, right, low, high = box
     x = np.linspace(left, right, 50)
     lines = [np.interp(x, *track.T, left=np.inf, right=np.inf) for track in tracks]
     over = any(a < right and left < b and c < high and low < d for a, b, c, d in taken)
-    over = over or min(left, low) < 0 or max(right, high) > 1
+    over = over or min(left, low) < 0 or right > 1 or (low + high) / 2 > 1
     return sum(bool(((low < y) & (y < high)).any()) for y in lines) + over * (len(lines) + 1)
 
 
