@@ -17,6 +17,7 @@ int lintra_recurrence_forward(const lintra_recurrence* call);
 int lintra_recurrence_backward(const lintra_recurrence* call);
 int lintra_conv1d_forward(const lintra_conv1d* call);
 int lintra_conv1d_backward(const lintra_conv1d* call);
+int lintra_conv1d_step_forward(const lintra_conv1d_step* call);
 int lintra_scan_forward(const lintra_scan* call);
 int lintra_scan_backward(const lintra_scan* call);
 int lintra_softmax_forward(const lintra_softmax* call);
@@ -177,6 +178,28 @@ void conv1d(const Shape& x, i64 width, bool full) {
   expect(lintra_conv1d_backward(&call));
 }
 
+// A buffer with more room than is needed or, if `full`, none; in circles; the second sequence, of two or more, has no row.
+void conv1d_step(const Shape& x, i64 width, bool full) {
+  memory.clear();
+  const i64 wide = sums(x.dtype), c = x.g * x.f, length = full ? width - 1 + (width == 1) : width + 2;
+  lintra_conv1d_step call = {};
+  call.isa = x.isa, call.threads = x.threads, call.dtype = x.dtype, call.b = x.b, call.t = x.t, call.c = c;
+  call.width = width, call.length = length, call.silu = full;
+  call.x = numbers(x.b * x.t * c, x.dtype, -1, 1);
+  call.x_b = x.t * c, call.x_t = full ? c : 1, call.x_c = full ? 1 : x.t;
+  call.buffer = numbers(x.b * c * length, x.dtype, -1, 1);
+  call.buffer_row = c * length, call.buffer_c = full ? 1 : length, call.buffer_l = full ? c : 1;
+  memory.emplace_back(new char[size_t(x.b) * sizeof(i64)]);
+  i64* rows = (i64*)memory.back().get();
+  for (i64 i = 0; i < x.b; ++i) rows[i] = i == 1 ? -1 : x.b - 1 - i;
+  if (x.masked) call.rows = rows;
+  if (x.packed) call.starts = rows;
+  call.weight = numbers(width * c, wide, -1, 1);
+  if (full) call.bias = numbers(c, wide, -1, 1);
+  call.y = numbers(x.b * x.t * c, x.dtype, 0, 0);
+  expect(lintra_conv1d_step_forward(&call));
+}
+
 // A tensor [b t c] with contiguous channels or, if it has several tokens, contiguous time.
 lintra_tensor lanes(char* data, i64 t, i64 c, bool time) {
   return time && t > 1 ? lintra_tensor{data, t * c, 1, t} : lintra_tensor{data, t * c, c, 1};
@@ -290,7 +313,7 @@ int main() {
           for (auto& width : widths)
             for (int kind = 0; kind < 3; ++kind) {
               const Shape x = {isa, 1 + kind, dtype, 2, t, head[0], head[1], width[0], width[1], kind == 1, kind == 2};
-              for (i64 wide : {1, 3, 4, 9}) conv1d(x, wide, wide != 3);
+              for (i64 wide : {1, 3, 4, 9}) conv1d(x, wide, wide != 3), conv1d_step(x, wide, wide != 3);
               for (int decay = 0; decay < 3; ++decay)
                 for (bool delta : {false, true})
                   recurrence(x, decay, delta, width[1] > 32 ? 2 : 1, decay == 1 ? 1 : x.g);
