@@ -51,6 +51,8 @@ class Options:
         if not all(0 < level < 1 for level in self.quantiles):
             raise ValueError(f"quantiles must be above 0 and below 1, got {self.quantiles}")
         check_seed(self.seed)
+        if Path("-") in self.files:
+            raise ValueError("files must be names of files, got -: leave it out to read standard input")
         if self.text_column is not None and (self.lines or not self.files):
             raise ValueError("text_column is for the rows of files: name files, without --lines")
 

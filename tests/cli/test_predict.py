@@ -83,6 +83,9 @@ def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
     code, out, err = lintra_says("predict", "--model", "run", "nowhere.txt", "good.txt", "empty.txt")
     assert (code, len(said(out))) == (1, 1)
     assert err == "lintra: nowhere.txt does not exist\nlintra: empty.txt is empty\n"
+    code, _, err = lintra_says("predict", "--model", "run", "-")
+    assert code == 2
+    assert "leave it out to read standard input" in err
     assert lintra_says("predict", "--model", "run", ".")[::2] == (
         1,
         "lintra: . is a folder: name the files in it\n",
