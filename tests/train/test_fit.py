@@ -291,6 +291,18 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 SIGNALS += [(signal.SIGHUP, 129)] if hasattr(signal, "SIGHUP") else []  # a terminal is closed; not on Windows
 
 
+@pytest.fixture
+def hangup():
+    """Gives the handler of SIGHUP back, and begins with its usual effect, also where nohup runs the tests."""
+    if not hasattr(signal, "SIGHUP"):
+        yield None
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield signal.SIGHUP
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize(("signum", "code"), SIGNALS)
 def test_a_signal_saves_and_stops(new_run, monkeypatch, capfd, signum, code):
     whole, run = new_run("whole", save_every=100), new_run("run", save_every=100)
@@ -313,6 +325,21 @@ def test_a_signal_saves_and_stops(new_run, monkeypatch, capfd, signum, code):
     assert folders(run) == ["step-00000004"]
     train.fit(run)
     assert_same_weights(whole, run)
+
+
+def test_a_run_under_nohup_outlives_its_terminal(new_run, monkeypatch, hangup):
+    if hangup is None:
+        pytest.skip("Windows has no SIGHUP")
+    run, step = new_run(steps=3), Learner.training_step
+
+    def hung_up(learner, batch, batch_idx):
+        os.kill(os.getpid(), hangup)
+        return step(learner, batch, batch_idx)
+
+    monkeypatch.setattr(Learner, "training_step", hung_up)
+    signal.signal(hangup, signal.SIG_IGN)
+    train.fit(run)
+    assert run.checkpoints()[-1].name == "step-00000003"
 
 
 @pytest.mark.slow
