@@ -16,6 +16,7 @@ from lintra.hf.config import LintraConfig
 from lintra.hf.offload import extending, is_offloaded, onloaded, several_devices
 from lintra.models import decoder
 from lintra.ops import checks
+from lintra.ops.padding import take
 
 
 class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
@@ -152,4 +153,4 @@ def _kept(hidden: Tensor, mask: Tensor | None, keep: int | Tensor) -> Tensor:
         return hidden[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1) % mask.shape[1]  # where there is no token, the last place
-    return hidden.take_along_dim(last[:, None, None], 1)
+    return take(hidden, last[:, None])
