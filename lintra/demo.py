@@ -65,7 +65,8 @@ def run(
 def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, str]], list[Path]]:
     task = digits.Config()
     trained = _train(config, task, verbosity)
-    samples, completions, loss, speed = (config.dir / name for name in PICTURES)
+    paths = [config.dir / name for name in PICTURES]
+    samples, completions, loss, speed = paths
     model = checkpoint.load(trained.folder)
     curves = train.curves(trained.folder)
     images = task.build()
@@ -98,7 +99,7 @@ def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, st
     pictures.loss_curve(loss, train_curve, validate_curve, unit="nats per symbol", title=title)
 
     figures += _time_per_token(config, model.config, speed)
-    return figures, [samples, completions, loss, speed]
+    return figures, paths
 
 
 def disagreement(model: Decoder, tokens: Tensor) -> float:

@@ -1,16 +1,14 @@
 """Progress of a command: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lintra.io.terminal import draws_bars
 from lintra.train.clock import SECONDS_PER_LINE, clock
-from lintra.train.console import console
+from lintra.train.console import console, draws_bars
 
 
 @contextlib.contextmanager
@@ -18,7 +16,7 @@ def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterat
     """Give a function to call with how many of the `total`, assumed to be equally long, are done; it shows
     them on stderr, so that stdout has results alone. quiet: nothing is shown."""
     shown = console(stderr=True, quiet=quiet)
-    if not draws_bars(sys.stderr):
+    if not draws_bars(shown):
         yield _lines(shown, what, total, unit)
         return
     columns = BarColumn(bar_width=24), TextColumn("{task.description}")

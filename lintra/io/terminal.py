@@ -1,16 +1,9 @@
-"""What a terminal takes besides printed lines: bars, and words of a signal handler."""
+"""Words of a signal handler on a terminal."""
 
 import contextlib
 import os
-from typing import TextIO
 
 _SHOW_CURSOR = b"\x1b[?25h"  # which a bar hides
-
-
-def draws_bars(stream: TextIO) -> bool:
-    """Return whether a bar can be drawn again and again in one line of a stream: on a terminal that is not a
-    dumb one, whatever FORCE_COLOR says of colours."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def announce(line: str) -> None:

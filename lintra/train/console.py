@@ -25,3 +25,9 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     return LastingConsole(
         stderr=stderr, quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False
     )
+
+
+def draws_bars(shown: Console) -> bool:
+    """Return whether a bar can be drawn again and again in one line: on a terminal that is not a dumb one,
+    and not in a file, whatever FORCE_COLOR says of colours."""
+    return shown.is_terminal and shown.file.isatty() and not shown.is_dumb_terminal

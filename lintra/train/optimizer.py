@@ -60,12 +60,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self.parts:
-            part.step()
+        first, second = self.parts
+        loss = first.step(closure)  # gives the gradients of both
+        second.step()
         return loss
 
     def _share(self) -> None:

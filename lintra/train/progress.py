@@ -2,16 +2,16 @@
 
 import time
 from collections import deque
-from typing import Any, TextIO, cast
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lintra.io.terminal import draws_bars
 from lintra.train.callbacks import StopCallback
 from lintra.train.clock import SECONDS_PER_LINE, clock
+from lintra.train.console import draws_bars
 
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
@@ -35,7 +35,7 @@ class ProgressBar(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.times.append((time.monotonic(), 0))
-        if trainer.is_global_zero and draws_bars(cast("TextIO", self.console.file)):
+        if trainer.is_global_zero and draws_bars(self.console):
             text = TextColumn("{task.fields[text]}")
             self.bar = Progress(BarColumn(bar_width=24), text, console=self.console, transient=True)
             self.task = self.bar.add_task("", total=1.0, text="")

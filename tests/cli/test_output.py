@@ -10,8 +10,8 @@ import pytest
 from lintra import cli, demo, train
 from lintra.audio.errors import SpeechError
 from lintra.cli import progress
-from lintra.io import terminal
 from lintra.tasks import copy, digits
+from lintra.train.console import LastingConsole, draws_bars
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -181,9 +181,9 @@ def test_a_dumb_terminal_draws_no_bars(monkeypatch):
     stream = io.StringIO()
     stream.isatty = lambda: True
     monkeypatch.setenv("TERM", "xterm")
-    assert terminal.draws_bars(stream)
+    assert draws_bars(LastingConsole(file=stream))
     monkeypatch.setenv("TERM", "dumb")
-    assert not terminal.draws_bars(stream)
+    assert not draws_bars(LastingConsole(file=stream))
 
 
 def test_train_has_no_device(lintra_says):
