@@ -228,10 +228,17 @@ def test_every_contestant_fits_the_problem(problem):
             assert contestant.model(problem).width == problem.width
 
 
-def test_no_network_is_convolved_twice():
-    convolved = contestants.BY_NAME["delta-convolved"]
+@pytest.mark.parametrize("name", ["delta-convolved", "softmax-convolved", "linear-convolved"])
+def test_no_network_is_convolved_twice(name):
+    convolved = contestants.BY_NAME[name]
     assert convolved.obstacle(problems.BY_NAME["parity"]) is None
     assert "convolution" in convolved.obstacle(problems.BY_NAME["mqar-64-16-64"])
+
+
+def test_a_convolution_of_the_network_makes_it_causal():
+    config = contestants.BY_NAME["linear-convolved"].model(lra.ARENA.by_name["listops"])
+    assert (config.conv, config.build().causal) == (4, True)
+    assert contestants.BY_NAME["linear-convolved"].model(problems.BY_NAME["parity"]).conv == 4
 
 
 def test_a_contestant_without_a_recurrent_form_has_no_state():

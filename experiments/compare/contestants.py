@@ -35,21 +35,25 @@ class Contestant:
     mechanism: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     heads: Callable[[int], dict[str, Any]] = _same  # width -> fields of the model's Config
+    conv: int | None = None  # tokens of the network's convolution, which makes it causal; None: the problem's
 
     def model(self, problem: Problem) -> Any:
         """Return the Config of its network for a problem."""
         length = problem.task(None).build().length
         options = {name: length if value is _LENGTH else value for name, value in self.options.items()}
         config = attention.for_length(attention.load(self.mechanism).Config, length, **options)
-        return problem.model(config, self.heads(problem.width))
+        network = self.heads(problem.width)
+        if self.conv is not None:
+            network |= {"conv": self.conv} if problem.causal else {"conv": self.conv, "causal": True}
+        return problem.model(config, network)
 
     def obstacle(self, problem: Problem) -> str | None:
         """Return why it takes no part in a problem, None if it does."""
         if problem.causal and not attention.mechanism(self.mechanism).can.causal:
             return "has no causal form"
         config = attention.load(self.mechanism).Config
-        convolved = self.options.get("conv", getattr(config, "conv", None)) is not None
-        if convolved and problem.network.get("conv") is not None:
+        own = self.options.get("conv", getattr(config, "conv", None))
+        if (own or self.conv) is not None and problem.network.get("conv") is not None:
             return "has a convolution, and so has the network"
         return None
 
@@ -71,6 +75,8 @@ CONTESTANTS = (
     Contestant("kda-reflecting", "kda", {"conv": None, "negative_eigenvalues": True}),
     Contestant("ssd", "ssd", {"conv": None}),
     Contestant("delta-convolved", "delta"),
+    Contestant("softmax-convolved", "softmax", conv=4),
+    Contestant("linear-convolved", "linear", conv=4),
     _map("relu", linear.Relu()),
     _map("squared-relu", linear.SquaredRelu()),
     _map("hedgehog", linear.Hedgehog(), _half),
