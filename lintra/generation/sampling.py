@@ -21,6 +21,7 @@ from lintra.generation.options import GenerationOptions
 from lintra.models import Decoder, Forecaster
 from lintra.models.decoder import DecoderState
 from lintra.nn.block import Block, CrossState
+from lintra.ops.padding import last_real, take
 
 __all__ = [
     "cast_state",
@@ -202,8 +203,7 @@ def last(params: Tensor, mask: Tensor | None) -> Tensor:
     """The parameters after the last real token of each sequence, [b t p] -> [b p]."""
     if mask is None:
         return params[:, -1]
-    last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
-    return params[torch.arange(len(params), device=params.device), last]
+    return take(params, last_real(mask)[:, None])[:, 0]
 
 
 class _Users:

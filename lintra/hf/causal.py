@@ -16,7 +16,7 @@ from lintra.hf.config import LintraConfig
 from lintra.hf.offload import extending, is_offloaded, onloaded, several_devices
 from lintra.models import decoder
 from lintra.ops import checks
-from lintra.ops.padding import take
+from lintra.ops.padding import last_real, take
 
 
 class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
@@ -151,6 +151,4 @@ def _kept(hidden: Tensor, mask: Tensor | None, keep: int | Tensor) -> Tensor:
     """Return the hidden vectors [b t c] of the tokens whose logits are wanted."""
     if isinstance(keep, Tensor) or keep != 1 or mask is None:
         return hidden[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, places, -1).amax(1) % mask.shape[1]  # where there is no token, the last place
-    return take(hidden, last[:, None])
+    return take(hidden, last_real(mask)[:, None])

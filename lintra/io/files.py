@@ -57,26 +57,50 @@ def locked(path: Path, what: Path | None = None, *, wait: bool = False) -> Itera
     if os.name == "nt":
         yield
         return
-    import fcntl
-
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT if wait else os.O_RDONLY)  # NFS locks what it may write
-    except OSError as error:
+        handle = _lock(path, wait)
+        while wait and not _is_at(handle, path):  # whoever held it has removed it
+            _unlock(handle)
+            handle = _lock(path, wait)
+    except BlockingIOError as error:
+        raise Error(f"{what or path} is being trained by another process") from error
+    except OSError as error:  # no such file, or a file system without locks
         raise Error(f"{path} cannot be locked: {error.strerror}") from error
-    _held.add(handle)
     try:
-        try:  # the lock ends with the process, however that ends
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Error(f"{what or path} is being trained by another process") from error
-        except OSError as error:  # a file system without locks
-            raise Error(f"{path} cannot be locked: {error.strerror}") from error
         yield
     finally:
-        if handle in _held:
-            _held.remove(handle)
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a process that is being forked has the handle too
-            os.close(handle)
+        _unlock(handle)
+
+
+def _lock(path: Path, wait: bool) -> int:
+    """Open and lock a file or folder. The lock ends with the process, however that ends."""
+    import fcntl
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT if wait else os.O_RDONLY)  # NFS locks what it may write
+    _held.add(handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        _held.remove(handle)
+        os.close(handle)
+        raise
+    return handle
+
+
+def _unlock(handle: int) -> None:
+    import fcntl
+
+    if handle in _held:  # closed in a process that was forked
+        _held.remove(handle)
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a process that is being forked has the handle too
+        os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

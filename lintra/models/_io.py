@@ -11,7 +11,7 @@ from lintra.nn.embedding import TokenEmbedding
 from lintra.nn.parameters import check_dtype
 from lintra.ops import checks
 from lintra.ops.layout import CuSeqlens, Layout
-from lintra.ops.padding import take
+from lintra.ops.padding import last_real, take
 
 Pool = Literal["mean", "first", "last"]
 
@@ -102,8 +102,7 @@ def predict(pool: Pool | None, head: nn.Module, hidden: Tensor, layout: Layout) 
     if pool == "last":
         if mask is None or not mask.shape[1]:
             return head(hidden[:, -1:].sum(1))
-        last = mask.cumsum(1).argmax(1)  # the first place at which all real tokens are counted
-        return head(take(hidden, last[:, None])[:, 0])
+        return head(take(hidden, last_real(mask)[:, None])[:, 0])
     count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
     total = hidden.sum(1, dtype=checks.sum_dtype(hidden.dtype))  # a sum of many may be beyond float16
     return head((total / count).to(hidden.dtype))

@@ -71,6 +71,11 @@ def real_tokens(mask: Bool[Tensor, "b t"] | None, x: Tensor) -> Bool[Tensor, "b 
     return x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
 
 
+def last_real(mask: Bool[Tensor, "b t"]) -> Int[Tensor, "b"]:
+    """Return the place of each sample's last real token, 0 where it has none; t must be at least 1."""
+    return mask.cumsum(1).argmax(1)  # the first place at which all real tokens are counted
+
+
 def put_last(late: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """The places of each sample that are not `late`, then those that are, both in their order."""
     return late.to(torch.uint8).argsort(dim=1, stable=True)

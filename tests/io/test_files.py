@@ -86,6 +86,27 @@ def test_who_waits_for_its_turn_finds_what_the_other_has_made(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_turns_do_not_overlap_though_each_removes_its_lock(tmp_path):
+    inside, most = [], []
+
+    def turn(number):
+        for _ in range(50):
+            with files.in_turn(tmp_path / "cache"):
+                inside.append(number)
+                most.append(len(inside))
+                time.sleep(1e-4)
+                inside.remove(number)
+
+    threads = [threading.Thread(target=turn, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 200 * [1]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
 def test_nobody_waits_where_nothing_can_be_locked(tmp_path, monkeypatch):
     import fcntl
 
