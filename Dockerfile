@@ -1,6 +1,6 @@
 # docker build -t lintra .
 # docker run --rm --network host lintra web           the page at http://127.0.0.1:8642, on Linux
-# docker run --rm -v "$PWD:/home/lintra" lintra train digits
+# docker run --rm --user "$(id -u):$(id -g)" -e USER -e HOME=/tmp -v "$PWD:/work" -w /work lintra train digits
 FROM python:3.11-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY . /source

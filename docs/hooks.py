@@ -24,7 +24,7 @@ def on_config(config: Any) -> Any:
         {"Quick start": "quickstart.md"},
         {"Gallery": "gallery.md"},
         {"Using": "using.md"},
-        {"What users expect": "expectations.md"},
+        {"Features": "expectations.md"},
         {"Choosing": "choosing.md"},
         {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},

@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import lintra
+import lintra.testing.module
 from lintra import checkpoint, legacy, ops, train
 from lintra.attention import linear
-from lintra.models import decoder, seq2seq
+from lintra.generation import native_decode, sampling
+from lintra.models import decoder, encoder, seq2seq
 from lintra.nn import MLP, AttentionLayer, Block
 from lintra.ops import LinearState, linear_attention
 
@@ -108,6 +110,12 @@ def test_weights_of_parts_keep_loading():
         (lambda: lintra.generate.Options, r"generate\.Options is now lintra\.generation\.GenerationOptions"),
         (lambda: lintra.beam.beam_search, r"is now lintra\.generation\.beam\.beam_search"),
         (lambda: lintra.transcribe.Search, r"is now lintra\.speech\.transcription\.Search"),
+        (lambda: sampling.Sampler, r"sampling\.Sampler is now lintra\.generation\.options\.Sampler"),
+        (lambda: native_decode.Fused, r"native_decode\.Fused is now .*\.NativeDecoder"),
+        (lambda: lintra.evaluate.UtteranceSet, r"evaluate\.UtteranceSet is now .*\.ScoredUtterance"),
+        (lambda: lintra.evaluate.ScoredUtterance("a", "b", "c").said, r"\.said is now \.reference"),
+        (lambda: encoder.Config(vocabulary=7, layers=1).build().read, r"\.read is now \.encode"),
+        (lambda: lintra.testing.module.check_module, r"is now lintra\.testing\.function_laws\.check_module"),
     ],
 )
 def test_an_old_name_warns_with_the_new_one(use, message):

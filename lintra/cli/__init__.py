@@ -42,7 +42,7 @@ COMMANDS = {
     "export": ("export", "export_command", "write a trained model for the C runtime, ONNX or safetensors"),
     "web": ("web", "web_command", "a page that completes your drawing, or transcribes your speech"),
     "bench": ("bench", "bench", "measure speed and memory, and save the figures"),
-    "completion": ("completion", "completion", "what the Tab key completes, for bash or zsh"),
+    "completion": ("completion", "completion", "print a completion script for bash or zsh"),
 }
 
 _HELP = (

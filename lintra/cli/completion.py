@@ -1,4 +1,4 @@
-"""`lintra completion bash|zsh`: what the Tab key completes, read off the help of every command."""
+"""`lintra completion bash|zsh`: a completion script, made from the help of every command."""
 
 import contextlib
 import io

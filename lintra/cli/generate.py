@@ -116,7 +116,7 @@ def generate_command(args: Sequence[str]) -> int:
     opened = open_model(options.model, device, options.data)
     model, task = opened.model, opened.task
     if not isinstance(model, Decoder):
-        raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
+        raise UsageError(f"{options.model} is a model of the task {task.name}, and generate needs a decoder")
     for name in ("prompt", "length", "stop", "end", "stream"):
         if getattr(options, name) not in (None, (), False) and not isinstance(task, Text):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")

@@ -51,7 +51,7 @@ class Options:
     def __post_init__(self):
         if not self.files and not self.live:
             raise ValueError(
-                "files must name at least one file to hear, or - for standard input, got none "
+                "files must name at least one file to transcribe, or - for standard input, got none "
                 "(--live hears a microphone)"
             )
         if self.files and self.live:
@@ -97,7 +97,9 @@ def transcribe_command(args: Sequence[str]) -> int:
     if options.streams and (why := model.why_not_stream()):
         raise UsageError(f"{options.model} cannot stream: {why}")
     if STDIN in options.files and model.config.features.kind == "given":
-        raise UsageError(f"{options.model} hears features that are given, and what is piped in is audio")
+        raise UsageError(
+            f"{options.model} reads features made elsewhere, and standard input is read as audio"
+        )
     search, failed = options.decoding.search(model), 0
     if options.live:
         return _live(model, options)

@@ -5,6 +5,7 @@ from lintra.evaluate.forecasts import ForecastScores, forecast_scores
 from lintra.evaluate.pictures import draw
 from lintra.evaluate.speech import ErrorRate, ScoredUtterance, error_rates, transcripts
 from lintra.evaluate.texts import predictions
+from lintra.legacy import renamed_attribute
 
 __all__ = [
     "TOLERANCE",
@@ -22,3 +23,5 @@ __all__ = [
     "scores",
     "transcripts",
 ]
+
+__getattr__ = renamed_attribute(__name__, {"UtteranceSet": ScoredUtterance})

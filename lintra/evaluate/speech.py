@@ -10,6 +10,7 @@ from lintra.audio.errors import SpeechError
 from lintra.audio.symbols import Symbols, Unit, plain
 from lintra.evaluate.estimates import Stopped
 from lintra.generation.sampling import evaluation
+from lintra.legacy import renamed_attributes
 from lintra.models import CTC
 from lintra.speech.alignment import Word
 from lintra.speech.corpus import Corpus, Skipped
@@ -44,6 +45,7 @@ class ErrorRate:
         return cls(total.rate, *bootstrap(edits), **asdict(total))
 
 
+@renamed_attributes(said="reference", found="hypothesis")
 @dataclass(frozen=True)
 class ScoredUtterance:
     """An utterance with its reference and its hypothesis, both in the model's symbols."""

@@ -14,6 +14,7 @@ from lintra import native
 from lintra.attention import State, map_state
 from lintra.attention.linear import LinearAttention
 from lintra.config.fields import spelled
+from lintra.legacy import renamed_attribute
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Decoder as Native
@@ -223,3 +224,6 @@ def _norm(norm: Any) -> Norm:
     if bias is None and isinstance(norm, nn.LayerNorm):  # to the kernel, one without a bias is an RMSNorm
         bias = torch.zeros_like(norm.weight)
     return pack_norm(norm.weight, bias)
+
+
+__getattr__ = renamed_attribute(__name__, {"Fused": NativeDecoder})

@@ -18,6 +18,8 @@ from lintra.config.fields import spelled
 from lintra.generation import cuda_graph, native_decode
 from lintra.generation.inputs import GenerationInputs, prepare_inputs
 from lintra.generation.options import GenerationOptions
+from lintra.generation.options import Sampler as _Sampler
+from lintra.legacy import renamed_attribute
 from lintra.models import Decoder, Forecaster
 from lintra.models.decoder import DecoderState
 from lintra.nn.block import Block, CrossState
@@ -239,3 +241,6 @@ def evaluation(model: nn.Module) -> Iterator[None]:
                 for module in users.training:
                     module.training = True
                 users.training = []
+
+
+__getattr__ = renamed_attribute(__name__, {"Sampler": _Sampler})

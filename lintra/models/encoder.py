@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lintra.attention import State
 from lintra.config import fields
-from lintra.legacy import renamed_arguments
+from lintra.legacy import renamed_arguments, renamed_attributes
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.models.base import TransformerBase, TransformerConfig, build_blocks
@@ -73,6 +73,7 @@ class EncoderState(NamedTuple):
     layers: tuple[State, ...]
 
 
+@renamed_attributes(read="encode")
 class Encoder(TransformerBase):
     """tokens [b t] or features [b t i] -> predictions [b o], or [b t o] without a pool."""
 

@@ -1,4 +1,4 @@
-"""Draw handwritten digits of 8 x 8 pixels: real, bundled, learned in a minute on a laptop.
+"""Draw handwritten digits of 8 x 8 pixels: real, bundled, learned in minutes on a laptop.
 
 1,797 images with 17 levels: the first 1,500 are for training, the next 147 for validation, the last 150 for
 the test. Their source and licence are in data/README.md. Nothing is augmented.
@@ -23,7 +23,7 @@ class Config(TaskConfig):
     """Draw 8 x 8 handwritten digits (1,797 real ones, bundled)."""
 
     def training_preset(self) -> dict[str, Any]:
-        """Settings for about a minute on two cores."""
+        """Settings for two to three minutes on two cores."""
         return {
             "steps": 2_000,
             "batch": 16,
@@ -52,7 +52,7 @@ class Digits(PixelTask):
         return {"train": train, "validate": validate, "test": test}[split]
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """Return a network small enough for a minute of training: 3 layers, 4 heads of 32."""
+        """Return a network small enough for minutes of training: 3 layers, 4 heads of 32."""
         return decoder.Config(
             vocabulary=self.levels,
             attention=attention,

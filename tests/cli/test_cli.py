@@ -781,7 +781,7 @@ def test_what_draws_nothing_is_not_asked_to(lintra_says, tmp_path, monkeypatch, 
     code, _, err = lintra_says("generate", "--model", "run")
     assert (code, err) == (
         2,
-        "lintra: run holds a model of the task text_classification, which draws nothing\n",
+        "lintra: run is a model of the task text_classification, and generate needs a decoder\n",
     )
     assert lintra_says("train", "digits", *FEW[:-1], "digits")[0] == 0
     code, _, err = lintra_says("generate", "--model", "digits", "--prompt", "x")

@@ -178,7 +178,10 @@ def test_standard_input_that_is_none(lintra_says, long, stdin, monkeypatch):
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--steps", "1"]
     assert lintra_says("train", "speech", "--kaldi", "kaldi", *tiny, "--dir", "given")[0] == 0
     code, _, err = lintra_says("transcribe", "--model", "given", "-")
-    assert (code, err) == (2, "lintra: given hears features that are given, and what is piped in is audio\n")
+    assert (code, err) == (
+        2,
+        "lintra: given reads features made elsewhere, and standard input is read as audio\n",
+    )
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ def test_the_scores_of_another_file_and_what_evaluation_refuses(lintra_says, run
     code, _, err = lintra_says("evaluate", "--model", "run", "--limit", "99")
     assert (code, err) == (2, "lintra: limit must be at most the 9 samples there are, got 99\n")
     code, _, err = lintra_says("generate", "--model", "run")
-    assert (code, err) == (2, "lintra: run holds a model of the task series, which draws nothing\n")
+    assert (code, err) == (2, "lintra: run is a model of the task series, and generate needs a decoder\n")
 
 
 def test_what_was_scored_before_it_was_stopped(lintra_says, run, monkeypatch):

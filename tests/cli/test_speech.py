@@ -351,7 +351,7 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "files must name at least one file to hear, or - for standard input, got none"),
+        ([], "files must name at least one file to transcribe, or - for standard input, got none"),
         (["a.wav", "--json", "--ctm"], "json, ctm and srt are alternatives: choose one"),
         (["a.wav", "--stream", "--srt", "--json"], "json, ctm and srt are alternatives: choose one"),
         (["a.wav", "b.wav", "--srt"], "srt has the times of one recording: name one file, got 2"),
