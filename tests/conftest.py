@@ -1,6 +1,7 @@
 """Fixtures for tests in several folders."""
 
 import os
+import signal
 import sys
 from importlib import import_module
 
@@ -17,6 +18,9 @@ pytest.register_assert_rewrite("lintra.testing.laws")  # so that a failing law s
 
 settings.register_profile("lintra", deadline=None, derandomize=True)
 settings.load_profile("lintra")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.environ.get("LINTRA_EXPECT_NATIVE") and not native.available():
     raise RuntimeError(f"the native library was expected here: {native.why_not()}")

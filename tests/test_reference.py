@@ -90,7 +90,7 @@ def test_the_site_shows_every_constructor(site):
     hidden = public - set(found.values())
     assert not hidden, "public, and in no page of the reference"
     page = (site / "reference" / "nn.html").read_text()
-    for argument in ("rotary", "attention", "batch_first"):
+    for argument in ("rope_base", "attention", "batch_first"):
         assert f"<code>{argument}</code>" in page
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +109,9 @@ def test_offline(new_run, monkeypatch):
     train.fit(run)
     name = read_json(run.folder / "logs" / "wandb.json")["id"]
     (file,) = run.folder.glob(f"logs/wandb/offline-run-*-{name}/run-{name}.wandb")
+    until = time.monotonic() + 60  # its process may write the last of it after fit has returned
+    while b"bits_per_dim" not in file.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
     content = file.read_bytes()
     assert b"validate_loss" in content
     assert b"bits_per_dim" in content
