@@ -436,6 +436,14 @@ class Attention(nn.Module):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")
         if rope is not None and not self.rope_dim:
             raise ValueError(f"attention {self.name!r} {self.no_rope_reason} and takes no rotation")
+        if rope is not None:
+            batch, time = q.shape[:2]
+            rows, *places = rope.position.shape
+            if places != [time] or (rows != batch and rows != 1):
+                raise ValueError(
+                    f"rope must have a position for each token, [b={batch} t={time}] or [1 t={time}], "
+                    f"got {list(rope.position.shape)}"
+                )
         self.check_extra(q, extra)
         return layout
 

@@ -39,11 +39,11 @@ from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.norms import unit
 from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
 from lintra.ops.rope import RotaryEmbedding
 
 FEATURES = {"trig": trigonometric, "arccos": arc_cosine}
-SHORTEST = 1e-6  # vectors below this length are not brought to length 1
 STEEPEST = 60.0  # gates stay within sigmoid(+-60): the logarithm of one that is exactly 0 is no number
 
 
@@ -195,7 +195,7 @@ class RandomFeatureAttention(KernelAttention):
         """[b t h d] -> [b t h f], in the dtype of the sums; those of trig have the length features^(1/2)."""
         x = x.to(sum_dtype(x.dtype))
         x = x if rope is None else rope(x)
-        x = x * x.norm(dim=-1, keepdim=True).clamp(min=SHORTEST).reciprocal()
+        x = unit(x)
         weight = self.rows.to(x.dtype) / self.config.tau
         if self.sigma is not None:
             weight = weight * self.sigma.to(x.dtype)[:, None]

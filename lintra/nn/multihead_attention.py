@@ -242,8 +242,8 @@ def _share(owner: Attention, other: Attention) -> None:
     )
     if owned != others:
         raise ValueError(
-            f"causal must be True or False, got None: with {owner.config} the parameters of attention "
-            f"{owner.name!r} are others where it is causal"
+            f"causal must be True or False, got None: with {spelled(owner.config)} the parameters of "
+            f"attention {owner.name!r} are others where it is causal"
         )
     for name, module in owner.named_modules():
         there = other.get_submodule(name)

@@ -22,10 +22,12 @@ from lintra.native.softmax import KERNEL_ROUNDS, RULES
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast, without_autocast
 from lintra.ops.checks import sum_dtype
+from lintra.ops.norms import unit
 from lintra.ops.padding import connected_zeros, real_tokens, take, take_by_head
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 from lintra.ops.softmax_native import register_sorted, runs_natively
 
+_PADDED = 2**31 - 1  # the bucket of padding, the last of int32
 SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
 
 
@@ -119,8 +121,7 @@ class Order(NamedTuple):
         spare = -time % chunk
         real = functional.pad(real_tokens(mask, bucket), (0, spare))
         bucket = functional.pad(bucket.permute(0, 2, 3, 1), (0, spare)).to(torch.int32)
-        last = torch.iinfo(torch.int32).max
-        token = bucket.masked_fill(~real[:, None, None], last).argsort(dim=-1, stable=True)
+        token = bucket.masked_fill(~real[:, None, None], _PADDED).argsort(dim=-1, stable=True)
         return cls.sorted(token, bucket, real, chunk)
 
     @classmethod
@@ -260,6 +261,10 @@ def lsh_attention(
         checks.mask(mask, "b t", sizes, u.device)
     if bucket.is_floating_point() or bucket.is_complex():
         raise TypeError(f"bucket must be integers, got {bucket.dtype}")
+    if bucket.numel() and checks.readable(bucket):
+        least, most = (int(x) for x in bucket.aminmax())
+        if least < -(2**31) or most >= _PADDED:
+            raise ValueError(f"bucket must be from -2^31 to 2^31 - 2, got {least} to {most}")
     if allowed is not None:
         checks.shape("allowed", allowed, "t t", sizes)
     time, chunk = u.shape[1], pattern.chunk
@@ -377,12 +382,6 @@ def lsh_attention_newest(
         partials.append(PartialAttention(partial.o.flatten(2, 3), partial.logsumexp.flatten(2)))
     partial = PartialAttention(*(x.transpose(1, 2) for x in merge_lse(*partials)))
     return _join(partial, v[:, last], order.real[:, last], dropout)
-
-
-def unit(u: Tensor) -> Tensor:
-    """u / |u|, in the dtype of u; 0 for 0."""
-    wide = u.to(sum_dtype(u.dtype))
-    return (wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(u.dtype)
 
 
 def _window(place: Tensor, chunks: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,23 @@
-"""Norms of heads: of queries and keys before a recurrence, and after it, with a gate."""
+"""Norms of heads: of queries and keys before attention, and after it, with a gate."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional
 
+from lintra.ops.checks import sum_dtype
+
+SHORTEST = 1e-6  # vectors below this length have no direction
 EPS = 1e-6  # added to the square of a length, or to the mean square: a head of zeros stays 0
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x [... d] divided by its length; 0, without a gradient, where that is below SHORTEST."""
+    wide = x.to(sum_dtype(x.dtype))
+    square = wide.square().sum(-1, keepdim=True)
+    short = square < SHORTEST**2
+    # 1 in the place of a square near 0, whose root would have a gradient of infinity, or NaN times 0.
+    return (wide * square.masked_fill(short, 1).rsqrt().masked_fill(short, 0)).to(x.dtype)
 
 
 def l2_norm(x: Tensor, *, eps: float = EPS) -> Tensor:

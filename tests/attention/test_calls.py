@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lintra import attention
+from lintra.ops import RotaryEmbedding
 from lintra.testing.laws import BATCH, Case, extend_by_steps, keeps_state
 from tests.attention.test_laws import cases
 
@@ -124,3 +125,31 @@ def test_global_tokens_under_autocast_give_a_state_for_the_next_token():
         for _ in range(3):
             y, state = mechanism.extend(x, x, x, state, **wide)
     assert y.dtype == torch.bfloat16
+
+
+def test_a_rotation_of_other_tokens_is_refused():
+    mechanism = attention.load("softmax").Config().build(heads=2, dim=4, causal=True)
+    q = torch.zeros(3, 1, 2, 4)
+    for shape in ((1, 9), (3, 9), (2, 1), (1,)):
+        rope = RotaryEmbedding(torch.zeros(shape, dtype=torch.int64), 100.0)
+        for call in (mechanism, lambda *x, **given: mechanism.step(*x, mechanism.start(3), **given)):
+            with pytest.raises(ValueError, match=r"rope must have a position for each token, \[b=3 t=1\] or"):
+                call(q, q, q, rope=rope)
+    for shape in ((1, 1), (3, 1)):
+        mechanism(q, q, q, rope=RotaryEmbedding(torch.zeros(shape, dtype=torch.int64), 100.0))
+
+
+@pytest.mark.parametrize(
+    "config", [attention.load("lsh").Config(), attention.load("rfa").Config(impl="torch")]
+)
+def test_a_token_of_zeros_has_a_gradient_that_can_be_differentiated(config):
+    """It has no direction, so that one that is nearly 0 must not have a gradient of 1 / its length."""
+    mechanism = config.build(heads=2, dim=4, causal=True)
+    x = torch.randn(1, 6, 2, 4)
+    x[:, 2] = 0
+    x[:, 3] *= 1e-9
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(mechanism(x, x, x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert first.norm(dim=-1).max() < 1e3
+    assert second.isfinite().all()

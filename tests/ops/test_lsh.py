@@ -16,8 +16,8 @@ from lintra.ops.lsh import (
     lsh_attention,
     lsh_attention_newest,
     lsh_attention_reference,
-    unit,
 )
+from lintra.ops.norms import unit
 from lintra.testing.laws import EXACT, gradients
 
 PATTERNS = [
@@ -86,6 +86,11 @@ def test_what_does_not_go_together_is_refused():
         ({"bucket": bucket[:1]}, ValueError, "bucket must be .*: b is 2 elsewhere"),
         ({"bucket": bucket[..., 0]}, ValueError, "bucket must have the 4 axes"),
         ({"mask": torch.ones(2, 8)}, TypeError, "mask must be boolean"),
+        (
+            {"bucket": bucket + 2**31 - 1},
+            ValueError,
+            r"bucket must be from -2\^31 to 2\^31 - 2, got 2147483647",
+        ),
     ):
         with pytest.raises(kind, match=says):
             lsh_attention(**{"u": u, "v": u, "bucket": bucket, "pattern": pattern, **wrong})

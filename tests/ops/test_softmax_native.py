@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.ops import lsh, softmax_native
+from lintra.ops import lsh, norms, softmax_native
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.blocks import block_attention, block_attention_reference
 from lintra.ops.segments import segment_attention, segment_attention_reference
@@ -273,7 +273,7 @@ def test_sorted_operator_obeys_pytorch():
     options = list(sorts(40, 2, 1))[2]
     pattern, order = options["pattern"], lsh.Order.of(options["bucket"], options["mask"], 7)
     sizes = (pattern.rule(True), pattern.chunk, pattern.look_back, pattern.look_ahead, 0.5)
-    keys = lsh.unit(u).detach().requires_grad_()
+    keys = norms.unit(u).detach().requires_grad_()
     torch.library.opcheck(
         lsh._operator, (u, keys, v, options["mask"], order.token, order.place, order.bucket, *sizes)
     )
